@@ -1,0 +1,48 @@
+"""The walk that picks one candidate a position, left to right."""
+
+import mlx.core as mx
+
+
+def path_walk_ops(
+    scores: mx.array,
+    candidates: mx.array,
+    temperature: float = 0.0,
+    uniforms: mx.array | None = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Follow the pair scores from the anchor, one candidate a position.
+
+    At temperature 0 every step takes the best candidate (lowest index wins ties) and q is
+    one-hot. Above it, a step draws from ``softmax(scores / temperature)`` by inverse CDF: the
+    number of cumulative sums that the position's uniform has reached, at most K - 1.
+
+    Shapes:
+      - scores: [B, L, K, K] float32, from :func:`pair_score`
+      - candidates: [B, L, K] token ids
+      - uniforms: [B, L] in [0, 1), required above temperature 0
+    Returns:
+      - tokens: [B, L], the ids along the path, dtype of ``candidates``
+      - choices: [B, L] uint32, their indices into the candidates
+      - q: [B, L, K] float32, the distribution that each step drew from
+    """
+    B, L, K, _ = scores.shape
+    if temperature > 0 and uniforms is None:
+        raise ValueError("`uniforms` are required when `temperature` is above 0.")
+    choice = mx.zeros((B, 1), dtype=mx.uint32)
+    choices, rows = [], []
+    for t in range(L):
+        row = mx.take_along_axis(scores[:, t], choice[:, :, None], axis=1)[:, 0]
+        if temperature > 0:
+            q = mx.softmax(row / temperature, axis=-1, precise=True)
+            reached = uniforms[:, t, None] >= mx.cumsum(q, axis=-1)
+            choice = mx.minimum(reached.sum(axis=-1, keepdims=True), K - 1).astype(mx.uint32)
+        else:
+            choice = mx.argmax(row, axis=-1, keepdims=True)
+            q = (mx.arange(K, dtype=mx.uint32) == choice).astype(mx.float32)
+        choices.append(choice)
+        rows.append(q)
+    choices = mx.concatenate(choices, axis=1)
+    tokens = mx.take_along_axis(candidates, choices[:, :, None], axis=-1)[..., 0]
+    return tokens, choices, mx.stack(rows, axis=1)
+
+
+path_walk = path_walk_ops
