@@ -7,7 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 _FILES = ["*.json", "*.safetensors"]
 

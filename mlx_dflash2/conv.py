@@ -1,4 +1,4 @@
-"""The content-adaptive convolution around every attention and MLP sublayer of a DFlash 2 drafter."""
+"""The content-adaptive convolution around every sublayer of a DFlash 2 drafter."""
 
 import mlx.core as mx
 import mlx.nn as nn

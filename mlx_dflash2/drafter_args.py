@@ -1,6 +1,7 @@
 """Everything a drafter's config.json says, read by one set of rules."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from mlx_lm.models.base import BaseModelArgs
@@ -95,7 +96,7 @@ class DrafterArgs(BaseModelArgs):
 
     def _check(self):
         ids, depth = self.target_layer_ids, self.num_target_layers
-        ordered = all(a < b for a, b in zip(ids, ids[1:], strict=False))
+        ordered = all(a < b for a, b in pairwise(ids))
         _expect(ids and ordered and ids[0] >= 0 and ids[-1] < depth, "target_layer_ids", ids)(
             f"increasing layer numbers from 0 to {depth - 1}"
         )

@@ -25,7 +25,7 @@ class HeadTarget:
 
 
 def rounds(case: str):
-    """For each round a dict of its arrays: taps, anchor, block, hidden, logits, candidates, path."""
+    """Each round's arrays: taps, anchor, block, hidden, logits, candidates, path."""
     data = np.load(GOLDEN / case / "expected.npz")
     for r in range(len(data["rounds"])):
         prefix = f"r{r}_"

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-
 from golden import CASES, GOLDEN, HeadTarget, rounds
+
 from mlx_dflash2.load import load_drafter
 
 
