@@ -3,10 +3,10 @@
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
+from tiny import VOCAB, make_model
 
 from mlx_dflash2.rollback import Transaction, check_caches, num_cached, rows_at_once
 from mlx_dflash2.targets import bind
-from tiny import VOCAB, make_model
 
 KINDS = ["qwen3", "qwen3_5", "qwen3_5-conv2", "qwen3_next", "muse_glimmer", "gemma4_text-shared"]
 ROWS = 5
