@@ -44,7 +44,9 @@ def test_kept_rows_are_all_that_is_left(kind, length, keep):
     assert num_cached(cache) == num_cached(fresh) == length + keep
     for ours, theirs in zip(cache, fresh, strict=True):
         if isinstance(ours, ArraysCache) and keep:
-            assert all(mx.array_equal(a, b).item() for a, b in zip(ours.cache, theirs.cache))
+            assert all(
+                mx.array_equal(a, b).item() for a, b in zip(ours.cache, theirs.cache, strict=True)
+            )
     # A ring in another order sums the same terms in another order.
     expected = follow(target, fresh)
     assert mx.allclose(follow(target, cache), expected, rtol=0, atol=2e-5).item()

@@ -1,7 +1,6 @@
 """Text and tokens from a target with a drafter, in mlx-lm's own terms."""
 
 import sys
-import time
 from collections.abc import Callable, Generator
 from contextlib import closing
 from typing import Any
@@ -12,9 +11,10 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse, generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .decoder import Decoder
-from .drafter import Proposer
-from .stats import Stats
+from ..decoder import Decoder
+from ..drafter import Proposer
+from ..stats import Stats
+from ..text import encode_prompt, responses
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_PREFILL_STEP_SIZE = 2048
@@ -139,54 +139,7 @@ def stream_generate(
         prompt, model, draft_model, stream, max_tokens=max_tokens, **kwargs
     )
     with wired_limit(model, [stream]), closing(steps):
-        yield from _responses(steps, tokenizer, prompt.size, max_tokens)
-
-
-def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | list[int]) -> mx.array:
-    """Token ids [S] of a prompt; text that starts with the BOS token gets no second one."""
-    if isinstance(prompt, mx.array):
-        return prompt
-    if isinstance(prompt, str):
-        bos = tokenizer.bos_token
-        prompt = tokenizer.encode(
-            prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
-        )
-    return mx.array(prompt, dtype=mx.uint32)
-
-
-def _responses(
-    steps: Generator, tokenizer: TokenizerWrapper, prompt_size: int, max_tokens: int
-) -> Generator[GenerationResponse, None, None]:
-    detokenizer = tokenizer.detokenizer
-    tic = time.perf_counter()
-    prompt_tps = 0.0
-
-    def response(finish_reason: str | None) -> GenerationResponse:
-        return GenerationResponse(
-            text=detokenizer.last_segment,
-            token=token,
-            logprobs=logprobs,
-            from_draft=from_draft,
-            prompt_tokens=prompt_size,
-            prompt_tps=prompt_tps,
-            generation_tokens=count,
-            generation_tps=count / (time.perf_counter() - tic),
-            peak_memory=mx.get_peak_memory() / 1e9,
-            finish_reason=finish_reason,
-        )
-
-    for count, (token, logprobs, from_draft) in enumerate(steps, start=1):
-        if count == 1:
-            prompt_tps = prompt_size / (time.perf_counter() - tic)
-            tic = time.perf_counter()
-        if token in tokenizer.eos_token_ids:
-            break
-        detokenizer.add_token(token)
-        if count == max_tokens:
-            break
-        yield response(None)
-    detokenizer.finalize()
-    yield response("stop" if token in tokenizer.eos_token_ids else "length")
+        yield from responses(steps, tokenizer, prompt.size, max_tokens)
 
 
 def generate(
