@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterable
 from typing import Any
 
 import mlx.core as mx
+from jinja2 import TemplateError
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -41,7 +42,8 @@ def chat_prompt(
         template_config (dict, optional): More arguments of the template.
 
     Raises:
-        ValueError: if an argument of the template is given where no template is used.
+        ValueError: if an argument of the template is given where no template is used, or the
+        template refuses the prompt.
     """
     if not (use_template and tokenizer.has_chat_template):
         given = {
@@ -59,13 +61,16 @@ def chat_prompt(
     continues = prefill_response is not None
     if continues:
         messages.append({"role": "assistant", "content": prefill_response})
-    text = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        continue_final_message=continues,
-        add_generation_prompt=not continues,
-        **(template_config or {}),
-    )
+    try:
+        text = tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            continue_final_message=continues,
+            add_generation_prompt=not continues,
+            **(template_config or {}),
+        )
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"The chat template does not take this prompt: {error}") from error
     return tokenizer.encode(text, add_special_tokens=False)
 
 
