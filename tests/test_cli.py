@@ -8,7 +8,7 @@ import time
 import mlx.core as mx
 import mlx_lm
 import pytest
-from folders import embedded_target, save_drafter, save_target
+from saved_models import embedded_target, save_drafter, save_target
 
 from mlx_dflash2 import __version__, cli, load_drafter
 from mlx_dflash2.load_pair import Pair

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import mlx_lm
 import pytest
-from folders import save_drafter, save_target
+from saved_models import save_drafter, save_target
 
 BIN = Path(sys.executable).parent
 SPELLINGS = {

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import mlx_lm
 import pytest
-from folders import embedded_target, save_drafter, save_target
+from saved_models import embedded_target, save_drafter, save_target
 from tiny import DENSE, make_model
 
 from mlx_dflash2 import demo, load_drafter

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from folders import embedded_target
+from saved_models import embedded_target
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
