@@ -110,11 +110,10 @@ class DrafterArgs(BaseModelArgs):
 
 
 def _generation(config: dict[str, Any]) -> int:
-    names = architectures(config)
-    for name in names:
+    for name in architectures(config):
         if name in GENERATIONS:
             return GENERATIONS[name]
-    refuse("architectures", names or None, "one of " + ", ".join(GENERATIONS))
+    refuse("architectures", config.get("architectures"), "one of " + ", ".join(GENERATIONS))
 
 
 def _refuse_other_families(fields: Fields):
