@@ -41,9 +41,10 @@ def resolve(
         NotADirectoryError: if the path is a file.
     """
     path = Path(path_or_hf_repo).expanduser()
-    if path.is_dir():
+    # An empty name would be the working directory.
+    if path.is_dir() and str(path_or_hf_repo):
         return path
-    if path.exists():
+    if path.is_file():
         raise NotADirectoryError(f"{path} is a file; give the folder that holds config.json.")
     try:
         return Path(
@@ -51,8 +52,8 @@ def resolve(
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(
-            f"{path_or_hf_repo} is neither a local folder nor a repository that the hub or its "
-            f"cache could give ({type(error).__name__})."
+            f"{str(path_or_hf_repo)!r} is neither a local folder nor a repository that the hub or "
+            f"its cache could give ({type(error).__name__})."
         ) from error
 
 

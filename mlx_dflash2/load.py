@@ -93,7 +93,9 @@ def load_drafter(
         quantise(drafter, bits, group_size)
     drafter.eval()
     # Derived constants, such as rotation frequencies, are no parameters but arrays all the same.
-    mx.eval([value for module in drafter.modules() for value in module.values()])
+    # One module at a time: its tensors as stored are gone before the next one's are read.
+    for module in drafter.modules():
+        mx.eval([value for value in module.values() if isinstance(value, mx.array)])
     return drafter
 
 
@@ -102,7 +104,8 @@ def _check_options(bits: Any, group_size: Any, dtype: Any):
         raise ValueError(f"`bits` has to be 4, 8 or None but is {bits!r}.")
     if type(group_size) is not int or group_size not in (32, 64, 128):
         raise ValueError(f"`group_size` has to be 32, 64 or 128 but is {group_size!r}.")
-    if dtype not in (None, *DTYPES.values()):
+    known = isinstance(dtype, mx.Dtype) and dtype in DTYPES.values()
+    if dtype is not None and not known:
         raise ValueError(f"`dtype` has to be one of {', '.join(DTYPES)} or None but is {dtype!r}.")
 
 
