@@ -1,6 +1,5 @@
 """Typed reading of a drafter's config.json; whatever is wrong is named in one line."""
 
-import math
 from typing import Any, NoReturn
 
 LARGEST_ID = 2**31 - 1
@@ -18,9 +17,9 @@ def is_integer(value: Any, low: int, high: int = LARGEST_ID) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
-def is_number(value: Any) -> bool:
-    """Whether a JSON value is a finite number; ``true`` is none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def is_number(value: Any, low: float = -1e300, high: float = 1e300) -> bool:
+    """Whether a JSON value is a number in a range, not NaN; ``true`` is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_positive(value: Any) -> bool:

@@ -23,6 +23,8 @@ _NEEDED = {
     ),
 } | {kind: ("factor", "original_max_position_embeddings") for kind in YARN}
 _POSITIVE = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale")
+# Beyond it a factor is a typo, and the arithmetic of a rotation overflows.
+_MOST = 1000
 _OPTIONAL = (*_POSITIVE, "mscale_all_dim")
 
 
@@ -38,7 +40,6 @@ def rope_parameters(fields: Fields, layer_type: str, head_dim: int) -> dict[str,
     shared = ("original_max_position_embeddings", "max_position_embeddings")
     given = {name: fields.top[name] for name in shared if fields.top.get(name) is not None}
     given |= {name: value for name, value in nested.items() if value is not None}
-    given.pop("mrope_section", None)
     kind = given.pop("type", "default")
     kind = given.pop("rope_type", kind)
     if not isinstance(kind, str) or kind not in _NEEDED:
@@ -92,13 +93,13 @@ def _check_kind(section_name: str, kind: str, given: dict[str, Any], head_dim: i
             allowed = f"a list of {head_dim // 2} numbers above 0"
             require(name, _is_factors(given.get(name), head_dim // 2), allowed)
         elif name == "factor":
-            require(name, is_number(given.get(name)) and given[name] >= 1, "a number from 1 on")
+            require(name, is_number(given.get(name), 1, _MOST), f"a number from 1 to {_MOST}")
         else:
             require(name, is_integer(given.get(name), 2), f"an integer from 2 on for {kind!r}")
     for name in _POSITIVE:
-        require(name, is_positive(given.get(name, 1)), "a number above 0")
-    all_dim = given.get("mscale_all_dim", 0)
-    require("mscale_all_dim", is_number(all_dim) and all_dim >= 0, "a number from 0 on")
+        value = given.get(name, 1)
+        require(name, is_positive(value) and value <= _MOST, f"above 0 and at most {_MOST}")
+    require("mscale_all_dim", is_number(given.get("mscale_all_dim", 0), 0, _MOST), "0 or more")
     if kind == "llama3":
         low, high = given.get("low_freq_factor", 1), given.get("high_freq_factor", 4)
         require("high_freq_factor", high > low, f"above low_freq_factor {low}")

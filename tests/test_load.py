@@ -303,3 +303,27 @@ def test_a_revision_that_is_not_cached_is_refused(offline_hub, tmp_path):
     publish(offline_hub, "z-lab/tiny-DFlash2", write_drafter(tmp_path / "drafter"))
     message = refused(FileNotFoundError, load_drafter, "z-lab/tiny-DFlash2", revision="other")
     assert "z-lab/tiny-DFlash2" in message
+
+
+def test_nothing_but_the_config_is_downloaded_before_a_refusal(
+    monkeypatch, tmp_path, target_folder
+):
+    asked = []
+
+    def download(repo, revision=None, allow_patterns=None):
+        asked.append((repo, revision, allow_patterns))
+        return str(folders[repo])
+
+    folders = {"z-lab/drafter": write_drafter(tmp_path / "drafter"), "org/target": target_folder}
+    monkeypatch.setattr("mlx_dflash2.checkpoint.snapshot_download", download)
+    for call, repo in ((load, "z-lab/drafter"), (load_drafter, "org/target")):
+        refused(ValueError, call, repo)
+    read_drafter_args("z-lab/drafter", revision="r1")
+    assert [patterns for *_, patterns in asked] == [["config.json"]] * 3
+    assert asked[-1][1] == "r1"
+    asked.clear()
+    load_drafter("z-lab/drafter", revision="r2")
+    load("org/target", revision="r3")
+    whole = [patterns for _, _, patterns in asked if patterns != ["config.json"]]
+    assert whole == [["*.json", "*.safetensors"], mlx_lm.utils.DEFAULT_ALLOW_PATTERNS]
+    assert {revision for _, revision, _ in asked} == {"r2", "r3"}
