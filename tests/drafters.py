@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import mlx.core as mx
+import pytest
 from mlx.utils import tree_flatten
 
 from mlx_dflash2.drafter import Drafter
@@ -46,6 +47,18 @@ def nested(**fields) -> dict:
 
 def without(config: dict, *names: str) -> dict:
     return {name: value for name, value in config.items() if name not in names}
+
+
+def read_config(config: dict) -> DrafterArgs:
+    return DrafterArgs.from_dict(json.loads(json.dumps(config)))
+
+
+def refused_config(config: dict) -> str:
+    with pytest.raises(ValueError) as error:
+        DrafterArgs.from_dict(config)
+    message = str(error.value)
+    assert "\n" not in message and message.startswith("Drafter config: `")
+    return message
 
 
 def random_weights(config: dict, dtype: mx.Dtype = mx.float32) -> dict[str, mx.array]:

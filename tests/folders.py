@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from drafters import V2, random_weights, write_config, write_drafter, write_shards
+from mlx.utils import tree_flatten
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 INDEX = "model.safetensors.index.json"
@@ -185,3 +186,8 @@ def publish(cache: Path, repo: str, folder: Path):
         shutil.copy(file, root / "blobs" / f"blob{i}")
         (snapshot / file.name).symlink_to(Path("..", "..", "blobs", f"blob{i}"))
     return snapshot
+
+
+def same(first, second) -> bool:
+    pairs = zip(tree_flatten(first.parameters()), tree_flatten(second.parameters()), strict=True)
+    return all(a[0] == b[0] and mx.array_equal(a[1], b[1]).item() for a, b in pairs)

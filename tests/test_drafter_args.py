@@ -4,33 +4,32 @@ import json
 from pathlib import Path
 
 import pytest
-from drafters import FULL, SHAPE, SLIDING, SPECULATORS, V1, V2, V2_FIELDS, nested, without
+from drafters import (
+    FULL,
+    SHAPE,
+    SLIDING,
+    V1,
+    V2,
+    V2_FIELDS,
+    nested,
+    read_config,
+    refused_config,
+    without,
+)
 
-from mlx_dflash2.drafter_args import DrafterArgs, default_target_layer_ids
+from mlx_dflash2.drafter_args import default_target_layer_ids
 
 INF, NAN = float("inf"), float("nan")
 
 
-def read(config: dict) -> DrafterArgs:
-    return DrafterArgs.from_dict(json.loads(json.dumps(config)))
-
-
-def refused(config: dict) -> str:
-    with pytest.raises(ValueError) as error:
-        DrafterArgs.from_dict(config)
-    message = str(error.value)
-    assert "\n" not in message and message.startswith("Drafter config: `")
-    return message
-
-
 def test_published_layouts():
-    args = read(V2)
+    args = read_config(V2)
     assert (args.generation, args.has_conv, args.has_selector) == (2, True, True)
     assert (args.block_size, args.target_layer_ids, args.mask_token_id) == (8, [1, 3], 501)
     assert (args.causal, args.context_size, args.sliding_window) == ([False] * 2, 15, 16)
     assert args.rope_parameters == [{"rope_type": "default", "rope_theta": 1e6}] * 2
     assert args.target_hidden_size == args.hidden_size
-    args = read(V1)
+    args = read_config(V1)
     assert (args.generation, args.has_conv, args.has_selector) == (1, False, False)
     assert (args.block_size, args.layer_types, args.context_size) == (16, [FULL] * 2, None)
 
@@ -38,14 +37,14 @@ def test_published_layouts():
 @pytest.mark.parametrize("name", ["DFlashDraftModel", "Qwen3DFlashDraftModel"])
 @pytest.mark.parametrize("as_list", [True, False], ids=["list", "string"])
 def test_dflash_1_architectures(name, as_list):
-    assert read(V1 | dict(architectures=[name] if as_list else name)).generation == 1
+    assert read_config(V1 | dict(architectures=[name] if as_list else name)).generation == 1
 
 
 def test_muse_assistant_leaves_out_vocabulary_and_causality():
     config = V1 | dict(architectures=["MuseGlimmerAssistantModel"], vocab_size=None)
-    args = read(config | dict(layer_types=[SLIDING, FULL], sliding_window=16))
+    args = read_config(config | dict(layer_types=[SLIDING, FULL], sliding_window=16))
     assert (args.generation, args.vocab_size, args.causal) == (1, 202048, [False, False])
-    assert read(config | dict(vocab_size=512, is_causal=True)).vocab_size == 512
+    assert read_config(config | dict(vocab_size=512, is_causal=True)).vocab_size == 512
 
 
 def test_names_and_settings_of_other_tools_are_ignored():
@@ -54,7 +53,7 @@ def test_names_and_settings_of_other_tools_are_ignored():
         eos_token_id=[1, 2], tie_word_embeddings=True, use_cache=True, attention_dropout=0.5,
         initializer_range=1.0, use_sliding_window=False, max_window_layers=1,
     )  # fmt: skip
-    assert read(V2 | extra) == read(V2)
+    assert read_config(V2 | extra) == read_config(V2)
 
 
 # --- places and defaults
@@ -66,15 +65,15 @@ def test_names_and_settings_of_other_tools_are_ignored():
     ids=["top", "nested", "both", "nested wins", "default"],
 )
 def test_block_size_in_either_place(top, inner, expected):
-    assert read(nested(block_size=inner) | dict(block_size=top)).block_size == expected
+    assert read_config(nested(block_size=inner) | dict(block_size=top)).block_size == expected
 
 
 @pytest.mark.parametrize("name", sorted(V2_FIELDS))
 def test_dflash_fields_in_either_place(name):
     flat = V2 | V2_FIELDS | dict(dflash_config=None)
-    assert read(flat) == read(V2)
+    assert read_config(flat) == read_config(V2)
     moved = V2 | {"dflash_config": without(V2_FIELDS, name), name: V2_FIELDS[name]}
-    assert read(moved) == read(V2)
+    assert read_config(moved) == read_config(V2)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +94,13 @@ def test_dflash_fields_in_either_place(name):
     ],
 )
 def test_optional_fields(name, value, expected):
-    assert getattr(read(nested(**{name: value})), name) == expected
-    assert getattr(read(nested(**{name: None}) | {name: value}), name) == expected
+    assert getattr(read_config(nested(**{name: value})), name) == expected
+    assert getattr(read_config(nested(**{name: None}) | {name: value}), name) == expected
 
 
 def test_taps_default_to_the_trainers_formula():
     config = V1 | dict(dflash_config=dict(mask_token_id=1), num_hidden_layers=5)
-    assert read(config | dict(num_target_layers=36)).target_layer_ids == [1, 9, 17, 25, 33]
+    assert read_config(config | dict(num_target_layers=36)).target_layer_ids == [1, 9, 17, 25, 33]
     assert default_target_layer_ids(5, 64) == [1, 16, 31, 46, 61]
     assert default_target_layer_ids(5, 52) == [1, 13, 25, 37, 49]
     assert default_target_layer_ids(1, 36) == [18]
@@ -109,7 +108,7 @@ def test_taps_default_to_the_trainers_formula():
 
 @pytest.mark.parametrize("ids", [[3], [0, 1, 2, 3, 5], [1, 3]])
 def test_taps_need_not_be_as_many_as_layers(ids):
-    args = read(nested(target_layer_ids=ids) | dict(num_target_layers=None))
+    args = read_config(nested(target_layer_ids=ids) | dict(num_target_layers=None))
     assert (args.target_layer_ids, args.num_target_layers) == (ids, ids[-1] + 1)
     assert not args.num_target_layers_declared
 
@@ -133,125 +132,27 @@ def test_taps_need_not_be_as_many_as_layers(ids):
 )
 def test_causality(top, inner, expected):
     config = without(nested(**inner), "is_causal") | dict(layer_types=[SLIDING, FULL]) | top
-    assert read(config).causal == expected
+    assert read_config(config).causal == expected
 
 
 def test_use_swa_makes_all_layers_slide_and_see_the_whole_block():
     config = without(nested(use_swa=True, swa_window_size=32), "layer_types", "sliding_window")
-    args = read(without(config, "is_causal"))
+    args = read_config(without(config, "is_causal"))
     assert (args.layer_types, args.sliding_window) == ([SLIDING] * 2, 32)
     assert (args.causal, args.context_size) == ([False] * 2, 31)
-    assert read(config | dict(layer_types=[FULL] * 2)).layer_types == [FULL] * 2
+    assert read_config(config | dict(layer_types=[FULL] * 2)).layer_types == [FULL] * 2
 
 
 def test_a_window_without_sliding_layers_is_not_used():
-    args = read(without(V2, "layer_types"))
+    args = read_config(without(V2, "layer_types"))
     assert (args.layer_types, args.sliding_window, args.context_size) == ([FULL] * 2, None, None)
 
 
 @pytest.mark.parametrize("name", ["rope_is_neox_style", "is_neox_style"])
 def test_rope_pairing(name):
-    assert not read(V2).rope_traditional
-    assert read(V2 | {name: False}).rope_traditional
-    assert not read(V2 | {name: True}).rope_traditional
-
-
-# --- rotations
-
-ROPELESS = without(V2, "rope_parameters")
-YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        dict(rope_theta=1e6),
-        dict(rope_parameters={"rope_theta": 1e6}),
-        dict(rope_theta=1000000, rope_parameters={"rope_theta": 1e6, "type": "default"}),
-        dict(rope_theta=1e6, rope_scaling=None, rope_parameters=None),
-        dict(rope_theta=1e6, rope_scaling={"rope_type": None}),
-        dict(rope_theta=1e6, rope_scaling={"type": "mrope", "mrope_section": [11, 11, 10]}),
-        dict(rope_parameters={"rope_theta": 1e6, "mrope_section": [1], "mrope_interleaved": True}),
-        dict(rope_parameters={SLIDING: {"rope_theta": 1e6}, FULL: {"rope_theta": 1e4}}),
-        dict(rope_theta=1e4, rope_parameters={SLIDING: {"rope_theta": 1e6}}),
-        dict(rope_theta=1e6, rope_parameters={FULL: {"rope_theta": 1e4}}),
-        dict(rope_parameters={"rope_theta": 1e6, "partial_rotary_factor": 1.0}),
-    ],
-    ids=[
-        *("flat", "nested", "both", "flat and nulls", "null type", "mrope", "mrope section"),
-        *("by layer type", "layer's own first", "other type's entry", "whole head"),
-    ],
-)
-def test_equal_rotations(fields):
-    assert read(ROPELESS | fields) == read(V2)
-
-
-@pytest.mark.parametrize("place", ["rope_parameters", "rope_scaling"])
-def test_yarn_in_either_place(place):
-    yarn = read(ROPELESS | {"rope_theta": 1e6, place: YARN}).rope_parameters[0]
-    assert yarn == YARN | dict(rope_theta=1e6)
-    spelled = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": None}
-    config = ROPELESS | {"rope_theta": 1e6, place: spelled}
-    assert read(config).rope_parameters[0]["original_max_position_embeddings"] == 4096
-
-
-def test_each_kind_of_layer_has_its_own_rotation():
-    parameters = {SLIDING: {"rope_theta": 1e4}, FULL: YARN | {"rope_theta": 1e6}}
-    args = read(ROPELESS | dict(layer_types=[SLIDING, FULL], rope_parameters=parameters))
-    assert [rope["rope_theta"] for rope in args.rope_parameters] == [1e4, 1e6]
-    assert [rope["rope_type"] for rope in args.rope_parameters] == ["default", "yarn"]
-
-
-@pytest.mark.parametrize(
-    "fields, named",
-    [
-        ({}, "rope_theta"),
-        (dict(rope_parameters={"rope_type": "default"}), "rope_theta"),
-        (dict(rope_theta=1e4, rope_parameters={"rope_theta": 1e6}), "rope_theta"),
-        (dict(rope_theta="1e6"), "rope_theta"),
-        (dict(rope_theta=True), "rope_theta"),
-        (dict(rope_theta=0), "rope_theta"),
-        (dict(rope_theta=-1e4), "rope_theta"),
-        (dict(rope_theta=INF), "rope_theta"),
-        (dict(rope_parameters={"rope_theta": "1e6"}), "rope_parameters.rope_theta"),
-        (dict(rope_theta=1e6, rope_parameters=[]), "rope_parameters"),
-        (dict(rope_theta=1e6, rope_parameters={SLIDING: 3}), SLIDING),
-        (dict(rope_theta=1e6, rope_parameters={"rope_type": "spiral"}), "rope_type"),
-        (dict(rope_theta=1e6, rope_parameters={"rope_type": ["yarn"]}), "rope_type"),
-        (dict(rope_theta=1e6, rope_scaling={"type": "yarn"}), "factor"),
-        (dict(rope_theta=1e6, rope_scaling={"type": "linear"}), "factor"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(factor="4")), "factor"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(factor=0)), "factor"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(beta_fast=0)), "beta_fast"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(beta_slow=1e308)), "beta_slow"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(factor=2**70)), "factor"),
-        (dict(rope_theta=10**400), "rope_theta"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(attention_factor=2)), "attention_factor"),
-        (dict(rope_theta=1e6, rope_scaling=YARN | dict(truncate=False)), "truncate"),
-        (dict(rope_theta=1e6, rope_scaling={"type": "llama3", "factor": 8}), "original_max"),
-        (
-            dict(
-                rope_theta=1e6,
-                rope_scaling=YARN | dict(rope_type="llama3", low_freq_factor=4, high_freq_factor=1),
-            ),
-            "high_freq_factor",
-        ),
-        (dict(rope_theta=1e6, rope_scaling={"type": "longrope"}), "original_max"),
-        (
-            dict(
-                rope_theta=1e6,
-                rope_scaling=dict(
-                    type="longrope", original_max_position_embeddings=64, short_factor=[1.0] * 3
-                ),
-            ),
-            "short_factor",
-        ),
-        (dict(rope_parameters={"rope_theta": 1e6, "partial_rotary_factor": 0.5}), "partial_rot"),
-        (dict(rope_parameters={"rope_theta": 1e6}, rope_scaling=YARN), "rope_scaling"),
-    ],
-)
-def test_rotations_refused(fields, named):
-    assert named in refused(ROPELESS | fields)
+    assert not read_config(V2).rope_traditional
+    assert read_config(V2 | {name: False}).rope_traditional
+    assert not read_config(V2 | {name: True}).rope_traditional
 
 
 # --- refusals
@@ -260,15 +161,15 @@ def test_rotations_refused(fields, named):
 @pytest.mark.parametrize("name", sorted(without(SHAPE, "max_position_embeddings")))
 @pytest.mark.parametrize("found", [None, True, "64", 0, -4, [64], {}, NAN, INF], ids=repr)
 def test_sizes_have_to_be_given_as_numbers(name, found):
-    assert f"`{name}`" in refused(V2 | {name: found})
+    assert f"`{name}`" in refused_config(V2 | {name: found})
     if found is None:
-        assert f"`{name}`" in refused(without(V2, name))
+        assert f"`{name}`" in refused_config(without(V2, name))
 
 
 @pytest.mark.parametrize("name", sorted(without(SHAPE, "rms_norm_eps")))
 @pytest.mark.parametrize("found", [64.0, 2**40], ids=repr)
 def test_sizes_have_to_be_plausible_integers(name, found):
-    assert f"`{name}`" in refused(V2 | {name: found})
+    assert f"`{name}`" in refused_config(V2 | {name: found})
 
 
 @pytest.mark.parametrize(
@@ -300,9 +201,9 @@ def test_sizes_have_to_be_plausible_integers(name, found):
     ],
     ids=lambda value: repr(value),
 )
-def test_dflash_fields_refused(name, found):
-    assert f"`{name}`" in refused(nested(**{name: found}) | {name: None})
-    assert f"`{name}`" in refused(nested(**{name: None}) | {name: found})
+def test_dflash_fields_refused_config(name, found):
+    assert f"`{name}`" in refused_config(nested(**{name: found}) | {name: None})
+    assert f"`{name}`" in refused_config(nested(**{name: None}) | {name: found})
 
 
 @pytest.mark.parametrize(
@@ -328,9 +229,9 @@ def test_dflash_fields_refused(name, found):
     ],
     ids=lambda value: repr(value),
 )
-def test_top_level_fields_refused(name, found):
+def test_top_level_fields_refused_config(name, found):
     config = V2 if name != "dflash_query_causal" else without(V2, "is_causal")
-    message = refused(config | {name: found})
+    message = refused_config(config | {name: found})
     assert f"`{name}`" in message
     assert found is None or repr(found) in message
 
@@ -338,98 +239,21 @@ def test_top_level_fields_refused(name, found):
 @pytest.mark.parametrize("section", ["quantization_config", "compression_config", "quantization"])
 @pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "fp8", "bitsandbytes"])
 def test_other_quantisation_formats_are_refused_by_name(section, method):
-    message = refused(V2 | {section: {"quant_method": method, "bits": 4, "group_size": 128}})
+    message = refused_config(V2 | {section: {"quant_method": method, "bits": 4, "group_size": 128}})
     assert method in message and "quant_method" in message
 
 
 @pytest.mark.parametrize("field", ["selector_rank", "conv_kernel_size"])
 def test_dflash_1_has_neither_selector_nor_convolution(field):
-    assert f"`{field}` is 2" in refused(V1 | {field: 2})
+    assert f"`{field}` is 2" in refused_config(V1 | {field: 2})
 
 
 def test_taps_or_depth_have_to_be_given():
     config = nested(target_layer_ids=None) | dict(num_target_layers=None)
-    assert "`target_layer_ids`" in refused(config)
+    assert "`target_layer_ids`" in refused_config(config)
 
 
-# --- speculators
-
-
-def test_speculators_layout_gives_the_same_drafter():
-    args = read(SPECULATORS)
-    assert args == read(V2 | dict(num_target_layers=None))
-
-
-def test_speculators_leave_out_what_is_default_in_qwen3():
-    layer = dict(num_hidden_layers=1, layer_types=[SLIDING])
-    args = read(SPECULATORS | dict(transformer_layer_config=layer))
-    assert (args.vocab_size, args.hidden_size, args.intermediate_size) == (151936, 4096, 22016)
-    assert (args.num_attention_heads, args.num_key_value_heads, args.head_dim) == (32, 32, 128)
-    assert (args.rms_norm_eps, args.max_position_embeddings) == (1e-6, 32768)
-    assert (args.rope_parameters[0]["rope_theta"], args.sliding_window) == (1e4, 4096)
-
-
-@pytest.mark.parametrize(
-    "kind, non_causal, expected",
-    [
-        ("dflash2", None, [False, False]),
-        ("dflash2", False, [True, False]),
-        ("dflash2", True, [False, False]),
-        ("dflash", None, [True, False]),
-        ("dflash", True, [False, False]),
-    ],
-)
-def test_speculators_causality(kind, non_causal, expected):
-    layer = SPECULATORS["transformer_layer_config"] | dict(layer_types=[SLIDING, FULL])
-    config = SPECULATORS | dict(speculators_model_type=kind, transformer_layer_config=layer)
-    if kind == "dflash":
-        config = without(config, "conv_kernel_size", "selector_rank", "selector_top_k")
-    if non_causal is not None:
-        config |= dict(sliding_window_non_causal=non_causal)
-    args = read(config)
-    assert (args.causal, args.generation) == (expected, 2 if kind == "dflash2" else 1)
-
-
-@pytest.mark.parametrize("kind", ["DFlash2DraftModel", "DFlashDraftModel"])
-def test_speculators_without_a_type_go_by_architecture(kind):
-    config = without(SPECULATORS, "speculators_model_type") | dict(architectures=[kind])
-    if kind == "DFlashDraftModel":
-        config = without(config, "conv_kernel_size", "selector_rank", "selector_top_k")
-    assert read(config).generation == (2 if kind == "DFlash2DraftModel" else 1)
-
-
-def test_speculators_keep_their_other_fields():
-    extra = dict(
-        quantization={"bits": 4, "group_size": 64}, output_multiplier=0.5, input_embedding_scale=2.0
-    )
-    args = read(SPECULATORS | extra | dict(draft_vocab_size=512))
-    assert args.quantization == {"bits": 4, "group_size": 64}
-    assert (args.output_multiplier, args.input_embedding_scale) == (0.5, 2.0)
-
-
-@pytest.mark.parametrize(
-    "name, found",
-    [
-        ("speculators_model_type", "eagle3"),
-        ("speculators_model_type", None),
-        ("speculators_model_type", ["dflash"]),
-        ("aux_hidden_state_layer_ids", [0, 2]),
-        ("aux_hidden_state_layer_ids", []),
-        ("aux_hidden_state_layer_ids", None),
-        ("aux_hidden_state_layer_ids", ["1"]),
-        ("aux_hidden_state_layer_ids", 3),
-        ("sliding_window_non_causal", "true"),
-        ("transformer_layer_config", []),
-        ("sample_from_anchor", True),
-        ("draft_vocab_size", 256),
-    ],
-    ids=lambda value: repr(value),
-)
-def test_speculators_refused(name, found):
-    assert f"`{name}`" in refused(SPECULATORS | {name: found})
-
-
-def test_the_embedded_drafter_is_read():
+def test_the_embedded_drafter_is_read_config():
     assets = Path(__file__).parent.parent / "mlx_dflash2" / "assets"
     for config in assets.glob("*/config.json"):
-        assert read(json.loads(config.read_text())).generation == 2
+        assert read_config(json.loads(config.read_text())).generation == 2
