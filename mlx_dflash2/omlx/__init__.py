@@ -1,0 +1,7 @@
+"""Settings that make oMLX run DFlash 2: built, checked, written, applied and undone."""
+
+from .cli import main, setup_arg_parser
+from .merge import disable_settings, merge_settings
+from .settings import model_settings
+
+__all__ = ["disable_settings", "main", "merge_settings", "model_settings", "setup_arg_parser"]
