@@ -1,6 +1,7 @@
 """Settings that make oMLX run DFlash 2: built, checked, written, applied and undone."""
 
-from .cli import main, setup_arg_parser
+from .arguments import setup_arg_parser
+from .cli import main
 from .merge import disable_settings, merge_settings
 from .settings import model_settings
 

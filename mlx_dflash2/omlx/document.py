@@ -35,11 +35,12 @@ class Object:
         return next((m for m in self.members if m.key == key), None)
 
 
-def parse_document(raw: bytes) -> tuple[str, dict[str, Any]]:
+def parse_document(raw: bytes, model_id: str | None = None) -> tuple[str, dict[str, Any]]:
     """Decode a settings file, refusing whatever oMLX would not read as it was meant.
 
     Args:
         raw (bytes): The file's content.
+        model_id (str, optional): A model whose entry is to be edited.
     Returns:
         tuple: The text, and the document as plain data.
     Raises:
@@ -56,7 +57,10 @@ def parse_document(raw: bytes) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"found text that cannot be read ({error}), allowed: UTF-8 JSON") from None
     _check_shape(data)
     top = _check_unique("document", scan_object(text, skip_space(text, 0)))
-    _check_unique("models", scan_object(text, _member(top, "models").value))
+    models = _check_unique("models", scan_object(text, _member(top, "models").value))
+    entry = models.find(model_id) if model_id is not None else None
+    if entry is not None:
+        _check_unique(f"models[{model_id!r}]", scan_object(text, entry.value))
     return text, data
 
 
@@ -132,14 +136,12 @@ def edit_entry(
     """Set and remove keys of one model; every other byte of the document stays as it is.
 
     Args:
-        text (str): A document that `parse_document` accepted.
+        text (str): A document that `parse_document` accepted for this model.
         model_id (str): The model; its entry is added if it is missing.
         values (dict): The keys to set.
         remove (collection): The keys to remove; an entry left empty by that goes too.
     Returns:
         str: The new text.
-    Raises:
-        ValueError: If the model's entry holds a key twice.
     """
     top = scan_object(text, skip_space(text, 0))
     models = scan_object(text, _member(top, "models").value)
@@ -147,7 +149,7 @@ def edit_entry(
     if member is None:
         outer = _indent(text, top, "  ")
         return _insert(text, models, model_id, dict(values), outer) if values else text
-    entry = _check_unique(f"models[{model_id!r}]", scan_object(text, member.value))
+    entry = scan_object(text, member.value)
     for key in remove:
         found = entry.find(key)
         if found is not None:

@@ -83,9 +83,7 @@ def _neighbours(models: Mapping[str, Mapping[str, Any]], model_id: str) -> list[
     return lines
 
 
-def _foreign(
-    models: Mapping[str, Mapping[str, Any]], known: Collection[str] | None
-) -> list[str]:
+def _foreign(models: Mapping[str, Mapping[str, Any]], known: Collection[str] | None) -> list[str]:
     names = known or (_FIELD_NAMES | OTHER_KEYS)
     foreign = sorted({key for entry in models.values() for key in entry if key not in names})
     if not foreign:

@@ -39,17 +39,20 @@ class Change:
     @property
     def diff(self) -> str:
         """The change as a unified diff; empty if there is none."""
-        old = (self.before or b"").decode("utf-8").splitlines()
-        new = self.after.decode("utf-8").splitlines()
+        old = self.before.decode("utf-8").split("\n") if self.before is not None else []
+        new = self.after.decode("utf-8").split("\n")
         lines = difflib.unified_diff(old, new, str(self.path), str(self.path), lineterm="")
         return "\n".join(lines)
 
 
-def read_settings(path: Path) -> tuple[Path, bytes | None, str, dict[str, Any]]:
+def read_settings(
+    path: Path, model_id: str | None = None
+) -> tuple[Path, bytes | None, str, dict[str, Any]]:
     """Read a settings file; a missing one counts as an empty document.
 
     Args:
         path (Path): The file, or a symbolic link to it.
+        model_id (str, optional): A model whose entry is to be edited.
     Returns:
         tuple: The real path, the bytes (None if missing), the text and the document.
     Raises:
@@ -61,7 +64,7 @@ def read_settings(path: Path) -> tuple[Path, bytes | None, str, dict[str, Any]]:
     if raw is None and not real.parent.is_dir():
         raise FileNotFoundError(f"{real.parent}: no such folder; start oMLX once to create it")
     try:
-        text, data = parse_document(EMPTY_TEXT.encode() if raw is None else raw)
+        text, data = parse_document(EMPTY_TEXT.encode() if raw is None else raw, model_id)
     except ValueError as error:
         raise ValueError(f"{real}: {error}; left untouched") from None
     return real, raw, text, data
@@ -95,7 +98,7 @@ def merge_settings(
     """
     ((model_id, ours),) = settings["models"].items()
     check_model_id(model_id)
-    real, raw, text, data = read_settings(Path(path))
+    real, raw, text, data = read_settings(Path(path), model_id)
     entry = data["models"].get(model_id, {})
     remove = [k for k in unset if find_field(k).name in entry and k not in ours]
     merged = {k: v for k, v in entry.items() if k not in remove} | ours
@@ -115,7 +118,7 @@ def merge_settings(
         record=extend_record(record, entry, merged),
         warnings=tuple(entry_warnings(models, model_id, known) + _top_level(data)),
     )
-    return _write(change, undo_dir) if write and not change.empty else change
+    return write_change(change, undo_dir) if write and not change.empty else change
 
 
 def disable_settings(
@@ -141,7 +144,7 @@ def disable_settings(
         ValueError: If the file must not be edited.
         OSError: If the file cannot be read or written.
     """
-    real, raw, text, data = read_settings(Path(path))
+    real, raw, text, data = read_settings(Path(path), model_id)
     base = EMPTY_TEXT.encode() if raw is None else raw
     entry = data["models"].get(model_id)
     if entry is None:
@@ -159,7 +162,31 @@ def disable_settings(
         record=record if off_only else {},
         warnings=tuple(notes),
     )
-    return _write(change, undo_dir, record_first=False) if write and not change.empty else change
+    return write_change(change, undo_dir) if write and not change.empty else change
+
+
+def write_change(change: Change, undo_dir: Path | None = None) -> Change:
+    """Write a planned change: undo record, backup, new file.
+
+    Args:
+        change (Change): As planned; the file must not have changed since.
+        undo_dir (Path, optional): Where undo records are kept. Default: ``~/.mlx_dflash2/omlx``.
+    Returns:
+        Change: The change, now written.
+    Raises:
+        ValueError: If the file has changed since.
+        OSError: If something cannot be written; the old file is still there whole then.
+    """
+    place = str(change.path)
+    # A record is on disk before what it undoes, and goes only after that has gone: whatever
+    # happens in between, what is in the file can be given back.
+    if change.record:
+        save_record(place, change.model_id, change.record, undo_dir)
+    backup = back_up(change.path, change.before) if change.before is not None else None
+    replace_file(change.path, change.after, digest(change.before))
+    if not change.record:
+        save_record(place, change.model_id, {}, undo_dir)
+    return replace(change, written=True, backup=backup)
 
 
 def plan_disable(
@@ -183,7 +210,7 @@ def plan_disable(
     notes = [f"{key}: changed since the export, left as it is" for key in kept]
     if not record and "dflash_enabled" in values:
         notes.append("no undo record: only dflash_enabled is switched off")
-    if values.get("dflash_enabled"):
+    if "dflash_enabled" not in remove and ({**entry} | values).get("dflash_enabled"):
         notes.append("DFlash was on before the export and is again; --off-only switches it off")
     return values, remove, notes
 
@@ -226,16 +253,3 @@ def _top_level(data: Mapping[str, Any]) -> list[str]:
     if not names:
         return []
     return [f"unknown top-level keys {', '.join(names)}: oMLX deletes them at its next save"]
-
-
-def _write(change: Change, undo_dir: Path | None, record_first: bool = True) -> Change:
-    # The record is on disk before our values are, and goes only after they have gone: whatever
-    # happens in between, what is in the file can be given back.
-    place = str(change.path)
-    if record_first:
-        save_record(place, change.model_id, change.record, undo_dir)
-    backup = back_up(change.path, change.before) if change.before is not None else None
-    replace_file(change.path, change.after, digest(change.before))
-    if not record_first:
-        save_record(place, change.model_id, change.record, undo_dir)
-    return replace(change, written=True, backup=backup)

@@ -57,8 +57,10 @@ def save_record(
         ValueError: If an existing record cannot be read.
     """
     path = _record_path(place, undo_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
     raw, record = _load(path)
+    if raw is None and not changed:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
     models = record.get("models", {})
     if changed:
         models[model_id] = dict(changed)
@@ -70,9 +72,7 @@ def save_record(
     return path
 
 
-def extend_record(
-    record: Changed, before: Mapping[str, Any], after: Mapping[str, Any]
-) -> Changed:
+def extend_record(record: Changed, before: Mapping[str, Any], after: Mapping[str, Any]) -> Changed:
     """Add a change to a record, keeping the values from before the first export.
 
     Args:
