@@ -171,6 +171,7 @@ def test_fitting_pair(tmp_path):
             {"target": changed(TARGET_CONFIG, model_type="llama")},
             "target model_type: found 'llama'",
         ),
+        ({"target": DRAFTER_CONFIG}, "target: found the drafter"),
         ({"target": {"hidden_size": 64}}, "target model_type: found None"),
         ({"target": {"model_type": "qwen3"}}, "hidden_size"),
         ({"drafter": changed(DRAFTER_CONFIG, architectures=["DFlashDraftModel"])}, "architectures"),

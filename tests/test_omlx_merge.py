@@ -143,6 +143,36 @@ def test_undo_keeps_what_others_changed_since(merge, undo_dir):
     assert undone.warnings == ("dflash_verify_mode: changed since the export, left as it is",)
 
 
+def test_two_models_are_undone_apart(merge, undo_dir):
+    change = merge(EXISTING, replace_mtp=True)
+    merge(document=settings("gpt-oss"))
+    disable_settings(change.path, MODEL, write=True, undo_dir=undo_dir)
+    models = json.loads(change.path.read_text())["models"]
+    assert models[MODEL]["mtp_enabled"] is True and models["gpt-oss"]["dflash_enabled"] is True
+    disable_settings(change.path, "gpt-oss", write=True, undo_dir=undo_dir)
+    assert change.path.read_text() == EXISTING
+
+
+def test_unset_and_merge_only_take_our_keys(merge):
+    with pytest.raises(ValueError, match="--unset: found 'dflash_verify_mode'"):
+        merge(EXISTING, unset=["dflash_verify_mode"])
+    document = settings()
+    document["models"][MODEL]["temperature"] = 1.0
+    with pytest.raises(ValueError, match="settings key: found 'temperature'"):
+        merge(document=document)
+    with pytest.raises(ValueError, match="models: found 0 entries"):
+        merge(document={"version": 1, "models": {}})
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[]", b'{"models": 1}'])
+def test_a_broken_undo_record_stops_the_write(merge, undo_dir, raw):
+    merge(EXISTING, replace_mtp=True)
+    (record,) = undo_dir.iterdir()
+    record.write_bytes(raw)
+    with pytest.raises(ValueError, match="undo record"):
+        merge(EXISTING, replace_mtp=True)
+
+
 def test_off_only_keeps_the_keys_and_gives_mtp_back(merge, undo_dir):
     change = merge(EXISTING, replace_mtp=True)
     disable_settings(change.path, MODEL, off_only=True, write=True, undo_dir=undo_dir)

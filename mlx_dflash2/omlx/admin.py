@@ -25,10 +25,15 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Admin:
-    """A session with one server; it keeps a cookie in memory and never the key."""
+    """A session with one server; it keeps a cookie in memory and never the key.
 
-    def __init__(self, url: str, timeout: float = 30.0):
-        """Args: url (str): such as ``http://127.0.0.1:8000``; timeout (float): in seconds."""
+    Args:
+        url (str): Such as ``http://127.0.0.1:8000``.
+        timeout (float): Seconds to wait for an answer; a reload may load pinned models first.
+            Default: ``600``.
+    """
+
+    def __init__(self, url: str, timeout: float = 600.0):
         self.url = url.rstrip("/")
         self._timeout = timeout
         # An empty proxy table: requests to this machine must not pass through a proxy.

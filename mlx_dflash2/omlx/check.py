@@ -116,10 +116,12 @@ def _check_block(report: Report, block_size: Any, pair: Pair) -> None:
 
 
 def _check_chip(report: Report, entry: Mapping[str, Any], chip: str | None) -> None:
-    if chip is None or not entry.get("dflash_draft_quant_enabled"):
-        return
     bits = entry.get("dflash_draft_quant_activation_bits")
-    if chip_generation(chip) <= 2 and bits != 32:
+    if not entry.get("dflash_draft_quant_enabled") or bits == 32:
+        return
+    if chip is None:
+        report.warnings.append("the chip is not known: on M1 and M2 activation bits must be 32")
+    elif chip_generation(chip) <= 2:
         report.problems.append(
             f"dflash_draft_quant_activation_bits: found {json.dumps(bits)}, allowed: 32 on {chip} "
             "(else nearly every draft is rejected)"

@@ -74,7 +74,7 @@ def _disable(args: argparse.Namespace) -> None:
     if args.running:
         plan = disable_remote(
             _session(args.url, args.key_file),
-            args.model_id or Path(os.path.abspath(args.model)).name,
+            args.model_id or _target_id(args, Path(args.base_path or "~/.omlx").expanduser()),
             off_only=args.off_only,
             dry_run=not args.write,
         )

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from .fields import FIELDS, OTHER_KEYS, check_value
+from .fields import FIELDS, OTHER_KEYS, check_value, find_field
 
 # oMLX refuses, and forgets, an entry with one of these beside `dflash_enabled`.
 CONFLICTS = ("mtp_enabled", "vlm_mtp_enabled")
@@ -38,6 +38,26 @@ def entry_problems(entry: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def keys_to_remove(
+    unset: Collection[str], ours: Collection[str], entry: Collection[str]
+) -> list[str]:
+    """Choose the keys of an entry that are removed on request.
+
+    Args:
+        unset (collection): The keys asked for.
+        ours (collection): The keys that are set at the same time.
+        entry (collection): The keys that are there.
+    Returns:
+        list: Those to remove.
+    Raises:
+        ValueError: If a key is unknown, or is being set.
+    """
+    for key in unset:
+        if find_field(key).name in ours:
+            raise ValueError(f"--unset: found {key!r}, allowed: a key that is not being set")
+    return [key for key in unset if key in entry]
+
+
 def entry_warnings(
     models: Mapping[str, Mapping[str, Any]], model_id: str, known: Collection[str] | None = None
 ) -> list[str]:
@@ -64,6 +84,8 @@ def entry_warnings(
         warnings.append("dflash_draft_window_size is set: DFlash 2 does best without it")
     if entry.get("dflash_draft_sink_size"):
         warnings.append("dflash_draft_sink_size is not 0: DFlash 2 was trained without sinks")
+    if entry.get("dflash_ssd_cache") and entry.get("dflash_in_memory_cache") is False:
+        warnings.append("dflash_ssd_cache does nothing without dflash_in_memory_cache")
     if entry.get("dflash_verify_mode") in ("ddtree", "off"):
         warnings.append(f"dflash_verify_mode is {entry['dflash_verify_mode']!r}: use 'dflash'")
     return warnings + _neighbours(models, model_id) + _foreign(models, known)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..checkpoint import read_config, read_header, weight_files
-from ..load import read_drafter_args
+from ..load import is_drafter, read_drafter_args
 from ..pair import TargetShape, check_fit
 
 DRAFTER_ARCHITECTURE = "DFlash2DraftModel"
@@ -44,6 +44,8 @@ def check_pair(target: Path, drafter: Path) -> Pair:
         FileNotFoundError: If a config or a weight file is missing.
     """
     target_config = read_config(target)
+    if is_drafter(target_config):
+        raise ValueError(f"target: found the drafter {target}, allowed: the model it was made for")
     check_target_type(target_config.get("model_type"))
     for file in weight_files(target):
         read_header(file)

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from .document import EMPTY_TEXT, edit_entry, parse_document
-from .entry import CONFLICTS, entry_problems, entry_warnings
-from .fields import find_field
-from .settings import check_model_id
+from .entry import CONFLICTS, entry_problems, entry_warnings, keys_to_remove
+from .settings import single_entry
 from .store import back_up, digest, read_bytes, replace_file
 from .undo import Changed, extend_record, give_back, load_record, same, save_record
 
@@ -96,11 +95,10 @@ def merge_settings(
         ValueError: If the file must not be edited, or oMLX would not run DFlash from it.
         OSError: If the file cannot be read or written.
     """
-    ((model_id, ours),) = settings["models"].items()
-    check_model_id(model_id)
+    model_id, ours = single_entry(settings)
     real, raw, text, data = read_settings(Path(path), model_id)
     entry = data["models"].get(model_id, {})
-    remove = [k for k in unset if find_field(k).name in entry and k not in ours]
+    remove = keys_to_remove(unset, ours, entry)
     merged = {k: v for k, v in entry.items() if k not in remove} | ours
     check_mtp(entry, ours, replace_mtp)
     if problems := entry_problems(merged):

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from .admin import Admin
-from .entry import entry_problems, entry_warnings
-from .fields import DFLASH2_OMLX, find_field
+from .entry import entry_problems, entry_warnings, keys_to_remove
+from .fields import DFLASH2_OMLX
 from .merge import check_mtp, plan_disable
+from .settings import single_entry
 from .undo import extend_record, load_record, same, save_record
 
 
@@ -109,11 +110,11 @@ def apply_settings(
     Raises:
         ValueError: If the server would not run DFlash; its settings are as before then.
     """
-    ((model_id, ours),) = settings["models"].items()
+    model_id, ours = single_entry(settings)
     models = admin.models()
     before = _stored(find_model(models, model_id, folder))
     check_mtp(before, ours, replace_mtp)
-    reset = [k for k in unset if find_field(k).name in before and k not in ours]
+    reset = keys_to_remove(unset, ours, before)
     after = {k: v for k, v in before.items() if k not in reset} | ours
     if problems := entry_problems(after):
         raise ValueError(f"{model_id}: {problems[0]}")

@@ -167,6 +167,26 @@ def model_settings(
     return {"version": SETTINGS_VERSION, "models": {target: entry}}
 
 
+def single_entry(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Take apart a document as from `model_settings`.
+
+    Args:
+        settings (dict): The document.
+    Returns:
+        tuple: The model's id and its settings.
+    Raises:
+        ValueError: If it holds more or less than one model, or a key or value that is not ours.
+    """
+    models = settings["models"]
+    if len(models) != 1:
+        raise ValueError(f"models: found {len(models)} entries to merge, allowed: 1")
+    ((model_id, entry),) = models.items()
+    check_model_id(model_id)
+    for key, value in entry.items():
+        check_value(key, value)
+    return model_id, dict(entry)
+
+
 def _check_block(block_size: int | None, drafter_block_size: int | None) -> None:
     if block_size is None:
         return

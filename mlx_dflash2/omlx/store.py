@@ -1,5 +1,6 @@
 """Files that are replaced whole or not at all."""
 
+import contextlib
 import hashlib
 import os
 import secrets
@@ -57,7 +58,9 @@ def replace_file(path: Path, raw: bytes, expected: str) -> None:
     except (OSError, ValueError):
         temporary.unlink(missing_ok=True)
         raise
-    _flush_folder(path.parent)
+    # The new file is in place; a file system that cannot flush folders is no reason to fail.
+    with contextlib.suppress(OSError):
+        _flush_folder(path.parent)
 
 
 def _create(path: Path, raw: bytes, like: Path) -> None:

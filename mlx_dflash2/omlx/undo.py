@@ -144,6 +144,9 @@ def _load(path: Path) -> tuple[bytes | None, dict[str, Any]]:
     if raw is None:
         return None, {}
     try:
-        return raw, json.loads(raw)
+        record = json.loads(raw)
     except ValueError as error:
         raise ValueError(f"undo record {path}: cannot be read ({error})") from None
+    if not isinstance(record, dict) or not isinstance(record.get("models"), dict):
+        raise ValueError(f"undo record {path}: is not one that this program wrote")
+    return raw, record
