@@ -1,5 +1,8 @@
 """Lossless DFlash 2 speculative decoding for mlx-lm."""
 
 from ._version import __version__
+from .generate import generate, stream_generate
+from .load import load, load_drafter
+from .stats import Stats
 
-__all__ = ["__version__"]
+__all__ = ["Stats", "__version__", "generate", "load", "load_drafter", "stream_generate"]

@@ -82,7 +82,7 @@ def load_drafter(
         raise ValueError(f"`bits` has to be 4, 8 or None but is {bits!r}.")
     if group_size not in (32, 64, 128):
         raise ValueError(f"`group_size` has to be 32, 64 or 128 but is {group_size!r}.")
-    if dtype not in (None, *DTYPES.values()):
+    if dtype is not None and dtype not in DTYPES.values():
         raise ValueError(f"`dtype` has to be one of {', '.join(DTYPES)} or None but is {dtype}.")
     args = read_drafter_args(path_or_hf_repo, revision)
     if bits is not None and args.quantization:

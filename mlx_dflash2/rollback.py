@@ -171,3 +171,18 @@ def num_cached(prompt_cache: Sequence[Any]) -> int:
         inner = num_cached(cache.caches) if isinstance(cache, CacheList) else 0
         counts.append(max(inner, getattr(cache, "offset", 0)))
     return max(counts)
+
+
+def rows_at_once(prompt_cache: Sequence[Any]) -> float:
+    """How many rows one pass may append and still see what single steps would see.
+
+    A ring that keeps its first rows (``max_kv_size``) shows several rows a wrong window once it
+    has wrapped, so it takes as many as fit, and then one.
+    """
+    rows = float("inf")
+    for cache in prompt_cache:
+        if isinstance(cache, CacheList):
+            rows = min(rows, rows_at_once(cache.caches))
+        elif isinstance(cache, RotatingKVCache) and cache.keep > 0:
+            rows = min(rows, max(1, cache.max_size - cache.offset))
+    return rows
