@@ -53,6 +53,12 @@ def settings(model: str = MODEL, drafter: str = DRAFTER, **kwargs: Any) -> dict[
     return model_settings(model, drafter, **{"chip": "M4", **kwargs})
 
 
+def readme_example() -> dict[str, Any]:
+    """The settings document that the README shows."""
+    section = (Path(__file__).parents[1] / "README.md").read_text().partition("\n## oMLX\n")[2]
+    return json.loads(section.partition("```json\n")[2].partition("```")[0])
+
+
 def make_folder(folder: Path, config: dict, weights: tuple[str, ...] = ("fc.weight",)) -> Path:
     """A model folder with a config and one weight file."""
     folder.mkdir(parents=True)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from omlx_tools import MODEL, settings
+from omlx_tools import MODEL, readme_example, settings
 
 from mlx_dflash2.omlx import disable_settings, merge_settings
 from mlx_dflash2.omlx.fields import dataclass_fields
@@ -95,6 +95,22 @@ def test_manager_reads_and_keeps_our_settings(python, tmp_path, build):
     assert warnings == "" and entry["mtp_enabled"] is True and entry["dflash_enabled"] is False
     assert not entry.keys() & {"dflash_draft_model", "dflash_draft_quant_enabled", *newer}
     assert (entry["model_alias"], entry["top_k"]) == ("qwen", 20)
+
+
+@pytest.mark.parametrize("build", ["published", "newer"])
+def test_manager_reads_the_example_of_the_readme(python, tmp_path, build):
+    document = readme_example()
+    (tmp_path / "model_settings.json").write_text(json.dumps(document))
+    ((model, ours),) = document["models"].items()
+    command = [str(python), "-c", MANAGER, str(tmp_path), model, build]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    assert done.stderr == ""
+    for state in (found["read"], found["saved"]):
+        kept = ours.items() & state[model].items()
+        lost = ours.keys() - dict(kept).keys()
+        expected = set() if build == "newer" else {"dflash_block_size", "dflash_verify_mode"}
+        assert lost == expected
 
 
 def test_entry_with_mtp_left_on_would_be_lost(python, tmp_path):

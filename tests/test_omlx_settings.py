@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from omlx_tools import DRAFTER, MODEL, settings
+from omlx_tools import DRAFTER, MODEL, readme_example, settings
 
 from mlx_dflash2.omlx import fields, model_settings
 from mlx_dflash2.omlx.entry import entry_problems, entry_warnings
@@ -27,6 +27,11 @@ def test_recommended_document():
             }
         },
     }
+
+
+def test_readme_shows_what_is_exported():
+    drafter = "/Users/ada/.omlx/models/z-lab/Qwen3.8-27B-DFlash2"
+    assert readme_example() == settings("Qwen3.8-27B-4bit", drafter)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,8 @@ def _check(args: argparse.Namespace) -> None:
             print(f"problem: {line}")
         good = not report.problems
         print(f"{path}: {model_id} {'would' if good else 'would NOT'} run with DFlash")
+        if good and args.log is None:
+            print("only the server's log proves that it does: check --log FILE")
     if args.log is not None:
         with open(args.log, encoding="utf-8", errors="replace") as stream:
             verdict = read_log(stream, model_id)

@@ -140,15 +140,10 @@ def model_settings(
     check_draft_reference(drafter)
     if block_size is None:
         block_size = default_block_size(quantized_target, drafter_block_size)
-    if quant is not None and activation_bits is None:
-        activation_bits = 32 if chip_generation(chip) <= 2 else 16
     entry = {
         "dflash_enabled": True,
         "dflash_draft_model": drafter,
-        "dflash_draft_quant_enabled": quant is not None,
-        "dflash_draft_quant_weight_bits": quant,
-        "dflash_draft_quant_activation_bits": None if quant is None else activation_bits,
-        "dflash_draft_quant_group_size": None if quant is None else group_size,
+        **_quant_fields(quant, group_size, activation_bits, chip),
         "dflash_block_size": block_size,
         "dflash_verify_mode": verify_mode,
         "dflash_max_ctx": max_ctx,
@@ -156,15 +151,36 @@ def model_settings(
         "vlm_mtp_enabled": False,
     }
     entry = {key: value for key, value in entry.items() if value is not None}
-    for key, value in (options or {}).items():
+    _add_options(entry, options or {})
+    for key, value in entry.items():
+        check_value(key, value)
+    _check_block(block_size, drafter_block_size)
+    entry = _only_known(entry, known_fields(omlx_version) if known is None else known)
+    return {"version": SETTINGS_VERSION, "models": {target: entry}}
+
+
+def _quant_fields(
+    quant: int | None, group_size: int, activation_bits: int | None, chip: str
+) -> dict[str, Any]:
+    # On M1 and M2, 16 bits mean float16, which overflows: nearly every draft is rejected then.
+    by_chip = 32 if chip_generation(chip) <= 2 else 16
+    if quant is None:
+        return {"dflash_draft_quant_enabled": False}
+    return {
+        "dflash_draft_quant_enabled": True,
+        "dflash_draft_quant_weight_bits": quant,
+        "dflash_draft_quant_activation_bits": (
+            by_chip if activation_bits is None else activation_bits
+        ),
+        "dflash_draft_quant_group_size": group_size,
+    }
+
+
+def _add_options(entry: dict[str, Any], options: Mapping[str, Any]) -> None:
+    for key, value in options.items():
         if key in entry or value is None:
             raise ValueError(f"options: found {key!r} = {value!r}, allowed: a key not set already")
         entry[key] = value
-    for key, value in entry.items():
-        check_value(key, value)
-    _check_block(entry.get("dflash_block_size"), drafter_block_size)
-    entry = _only_known(entry, known_fields(omlx_version) if known is None else known)
-    return {"version": SETTINGS_VERSION, "models": {target: entry}}
 
 
 def single_entry(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
