@@ -23,7 +23,7 @@ DRAFTER_CONFIG = {
     "architectures": ["DFlash2DraftModel"],
     "model_type": "qwen3",
     "hidden_size": 64,
-    "intermediate_size": 96,
+    "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
@@ -39,7 +39,7 @@ DRAFTER_CONFIG = {
     "dflash_config": {
         "block_size": 8,
         "mask_token_id": 500,
-        "target_layer_ids": [1, 4, 6],
+        "target_layer_ids": [1, 4, 5, 6],
         "conv_kernel_size": 2,
         "conv_group_size": 16,
         "selector_rank": 8,

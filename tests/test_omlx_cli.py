@@ -97,6 +97,7 @@ def test_from_folders_to_configuration_and_back(run, base):
         (["--omlx-version", "0.6.2"], "cannot load a DFlash 2 drafter"),
         (["--model-id", "a/b"], "target: found 'a/b'"),
         (["--draft-group-size", "7"], "dflash_draft_quant_group_size: found 7"),
+        (["--draft-group-size", "128"], "dflash_draft_quant_group_size: found 128"),
     ],
 )
 def test_refusals_are_one_line(run, base, words, message):

@@ -13,7 +13,7 @@ from omlx_tools import (
     make_folder,
 )
 
-from mlx_dflash2.omlx.fit import check_pair, check_weights
+from mlx_dflash2.omlx.fit import check_pair, check_quant, check_weights
 from mlx_dflash2.omlx.locate import base_dir, discover, find_drafter, find_target, server_answers
 
 
@@ -188,6 +188,19 @@ def test_pairs_that_do_not_fit(tmp_path, kwargs, words):
     with pytest.raises(ValueError) as error:
         pair(tmp_path, **kwargs)
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_quantisation_that_oMLX_could_not_do(tmp_path):
+    found = pair(tmp_path)
+    entry = {"dflash_draft_quant_enabled": True}
+    check_quant(entry, found)
+    with pytest.raises(ValueError, match="group_size: found 128, allowed: a divisor"):
+        check_quant(entry | {"dflash_draft_quant_group_size": 128}, found)
+    stored = changed(DRAFTER_CONFIG, quantization={"bits": 4, "group_size": 64})
+    ready = pair(tmp_path / "stored", drafter=stored)
+    with pytest.raises(ValueError, match="quantised already"):
+        check_quant(entry, ready)
+    check_quant({"dflash_draft_quant_enabled": False}, ready)
 
 
 def test_incomplete_folders(tmp_path):

@@ -62,6 +62,18 @@ def test_another_model_does_not_count():
     assert not read_log([ENABLED, LOADED, DONE, *later]).ran
 
 
+def test_generations_belong_to_the_model_that_is_loaded():
+    other = START.replace("Qwen3.8-27B-4bit", "Other")
+    lines = [ENABLED, LOADED, other, DONE]
+    assert read_log(lines, "Qwen3.8-27B-4bit").ran
+    assert "32 parameters" in read_log(lines, "Other").text
+
+
+def test_a_log_that_begins_later_names_no_model():
+    verdict = read_log([DONE], "Qwen3.8-27B-4bit")
+    assert verdict.ran and "a model that the log does not name" in verdict.text
+
+
 def test_what_to_look_for_can_be_read_back():
     text = what_to_look_for("Qwen3.8-27B-4bit", "/models/D")
     assert "good  DFlash enabled for Qwen3.8-27B-4bit, draft=/models/D" in text

@@ -202,6 +202,13 @@ def test_disable_says_that_dflash_was_on_before(merge, undo_dir):
     )
 
 
+def test_half_a_surrogate_pair_survives_the_undo(merge, undo_dir):
+    text = '{"version": 1, "models": {"%s": {"dflash_draft_model": "/x\\ud800é"}}}' % MODEL  # noqa: UP031
+    change = merge(text)
+    disable_settings(change.path, MODEL, write=True, undo_dir=undo_dir)
+    assert json.loads(change.path.read_text()) == json.loads(text)
+
+
 def test_mtp_is_replaced_only_when_asked(merge, tmp_path):
     with pytest.raises(ValueError, match="mtp_enabled: found true, allowed: false"):
         merge(EXISTING)

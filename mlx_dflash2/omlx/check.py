@@ -8,7 +8,7 @@ from typing import Any
 
 from .entry import entry_problems, entry_warnings
 from .fields import known_fields
-from .fit import Pair, check_pair
+from .fit import Pair, check_pair, check_quant
 from .locate import Target, find_drafter
 from .settings import (
     QUANTIZED_BLOCK_SIZE,
@@ -63,6 +63,10 @@ def check_settings(
         report.problems.append("this oMLX knows no dflash_block_size: it is too old for DFlash 2")
     pair = _check_drafter(report, entry.get("dflash_draft_model"), target, drafter)
     if pair is not None:
+        try:
+            check_quant(entry, pair)
+        except ValueError as error:
+            report.problems.append(str(error))
         _check_block(report, entry.get("dflash_block_size"), pair)
     _check_chip(report, entry, chip)
     return report

@@ -14,7 +14,7 @@ from .admin import Admin, AdminError
 from .arguments import setup_arg_parser
 from .check import check_settings
 from .fields import check_value, installed_fields, known_fields
-from .fit import Pair, check_pair
+from .fit import Pair, check_pair, check_quant
 from .locate import Target, base_dir, find_drafter, find_target, server_answers
 from .log import read_log, what_to_look_for
 from .merge import (
@@ -171,6 +171,7 @@ def _settings(args: argparse.Namespace, model_dirs: list[Path]) -> tuple[Target,
         options=_options(args.set),
         known=_known(args),
     )
+    check_quant(settings["models"][target.model_id], pair)
     return target, settings
 
 

@@ -169,7 +169,10 @@ def edit_entry(
 
 
 def _dump(value: Any, indent: str = "") -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", "\n" + indent)
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    if text != text.encode("utf-8", "ignore").decode("utf-8"):  # half a surrogate pair
+        text = json.dumps(value, indent=2)
+    return text.replace("\n", "\n" + indent)
 
 
 def _indent(text: str, scope: Object, default: str) -> str:

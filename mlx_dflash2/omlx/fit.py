@@ -2,12 +2,15 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..checkpoint import read_config, read_header, weight_files
 from ..load import is_drafter, read_drafter_args
 from ..pair import TargetShape, check_fit
+from .settings import DEFAULT_GROUP_SIZE
 
 DRAFTER_ARCHITECTURE = "DFlash2DraftModel"
 _TARGET_TYPES = (
@@ -29,6 +32,7 @@ class Pair:
     block_size: int
     target_quantized: bool
     drafter_quantized: bool
+    drafter_rows: tuple[int, ...]
 
 
 def check_pair(target: Path, drafter: Path) -> Pair:
@@ -58,7 +62,43 @@ def check_pair(target: Path, drafter: Path) -> Pair:
     args = read_drafter_args(drafter)
     check_fit(args, TargetShape.from_config(target_config))
     check_weights(drafter)
-    return Pair(args.block_size, _quantized(target_config), _quantized(drafter_config))
+    rows = {
+        args.hidden_size,
+        args.intermediate_size,
+        args.num_attention_heads * args.head_dim,
+        len(args.target_layer_ids) * args.target_hidden_size,
+    }
+    return Pair(
+        args.block_size,
+        _quantized(target_config),
+        _quantized(drafter_config),
+        tuple(sorted(rows)),
+    )
+
+
+def check_quant(entry: Mapping[str, Any], pair: Pair) -> None:
+    """Check that the drafter can be quantised as the settings ask for.
+
+    Args:
+        entry (dict): The settings of one model.
+        pair (Pair): The facts about its drafter.
+    Raises:
+        ValueError: If oMLX would fail to quantise it, and fall back to plain decoding.
+    """
+    if not entry.get("dflash_draft_quant_enabled"):
+        return
+    if pair.drafter_quantized:
+        raise ValueError(
+            "dflash_draft_quant_enabled: found true, allowed: false, the drafter is quantised "
+            "already"
+        )
+    group_size = entry.get("dflash_draft_quant_group_size", DEFAULT_GROUP_SIZE)
+    odd = [row for row in pair.drafter_rows if group_size and row % group_size]
+    if odd:
+        raise ValueError(
+            f"dflash_draft_quant_group_size: found {group_size}, allowed: a divisor of the "
+            f"drafter's row lengths, such as {odd[0]}"
+        )
 
 
 def check_target_type(model_type: object) -> None:

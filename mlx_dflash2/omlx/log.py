@@ -51,13 +51,15 @@ def read_log(lines: Iterable[str], model_id: str | None = None) -> Verdict:
         Verdict: DFlash ran, with which acceptance; or it did not, and why.
     """
     runs: dict[str, _Run] = {}
-    last = ""
+    last = loaded = ""
     for model, event, match in _events(lines):
         last = model or last
-        run = runs.setdefault(last, _Run())
+        # Only lines about loading name a model; the others are about the one that is loaded.
+        run = runs.setdefault(last if model or event == "loaded" else loaded, _Run())
         if event == "enabled":
             runs[last] = _Run(draft=match["draft"].strip())
         elif event == "loaded":
+            loaded = last
             mode = _VERIFY.search(match.string)
             run.loaded, run.draft, run.mode = True, match["draft"], mode["mode"] if mode else ""
         elif event == "done":
@@ -66,6 +68,8 @@ def read_log(lines: Iterable[str], model_id: str | None = None) -> Verdict:
             )
         elif not run.reason:
             run.reason = match["reason"].strip()
+    if list(runs) == [""]:  # the log begins after the model was loaded
+        return _judge("a model that the log does not name", runs[""])
     wanted = model_id or last
     return _judge(wanted, runs.get(wanted))
 
