@@ -3,6 +3,7 @@
 import hashlib
 import json
 import socket
+from pathlib import Path
 
 import pytest
 from omlx_tools import (
@@ -98,6 +99,14 @@ def test_linked_target_has_the_name_of_the_link(tmp_path):
     (models / "Linked").symlink_to(real)
     found = find_target(str(models / "Linked"), [models])
     assert found.model_id == "Linked" and found.warnings == ()
+
+
+def test_target_is_named_as_its_folder_is_listed(tmp_path, monkeypatch):
+    """As on a file system that opens `tiny` too where the folder is listed as `Tiny`."""
+    listed = make_folder(tmp_path / "Tiny", TARGET_CONFIG)
+    (tmp_path / "tiny").symlink_to(listed)
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter([listed]))
+    assert find_target(str(tmp_path / "tiny"), [tmp_path]).model_id == "Tiny"
 
 
 def hub(tmp_path, name="models--mlx-community--Tiny", config=TARGET_CONFIG):

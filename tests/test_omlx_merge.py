@@ -143,6 +143,20 @@ def test_undo_keeps_what_others_changed_since(merge, undo_dir):
     assert undone.warnings == ("dflash_verify_mode: changed since the export, left as it is",)
 
 
+def test_a_record_that_outlived_its_write_does_not_count(merge, tmp_path, undo_dir, monkeypatch):
+    def stopped(*args):
+        raise OSError("stopped before the file was replaced")
+
+    monkeypatch.setattr("mlx_dflash2.omlx.merge.replace_file", stopped)
+    with pytest.raises(OSError, match="stopped"):
+        merge(EXISTING, replace_mtp=True)
+    monkeypatch.undo()
+    by_hand = EXISTING.replace("qwen", 'qwen", "dflash_verify_mode": "adaptive')
+    change = merge(by_hand, replace_mtp=True)
+    disable_settings(change.path, MODEL, write=True, undo_dir=undo_dir)
+    assert change.path.read_text() == by_hand
+
+
 def test_two_models_are_undone_apart(merge, undo_dir):
     change = merge(EXISTING, replace_mtp=True)
     merge(document=settings("gpt-oss"))
@@ -262,6 +276,11 @@ def test_malformed_files_are_reported_and_left_alone(merge, tmp_path, undo_dir, 
     assert "\n" not in str(error.value) and str(path) in str(error.value)
     with pytest.raises(ValueError):
         disable_settings(path, MODEL, write=True, undo_dir=undo_dir)
+
+
+def test_a_byte_order_mark_is_named(merge):
+    with pytest.raises(ValueError, match="byte order mark, with which oMLX reads no settings"):
+        merge(b"\xef\xbb\xbf" + EXISTING.encode())
 
 
 @hypothesis_settings(max_examples=150, deadline=None)
