@@ -133,6 +133,8 @@ def test_importable_package_decides(tmp_path, monkeypatch):
 def test_without_a_package_the_table_decides(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert fields.installed_fields() is None
+    assert fields.dataclass_fields("class Other: pass") is None
+    assert fields.dataclass_fields("class ModelSettings: newer syntax") is None
 
 
 def test_problems_of_an_existing_entry():

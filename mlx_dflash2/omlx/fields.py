@@ -174,9 +174,13 @@ def dataclass_fields(source: str) -> frozenset[str] | None:
     Args:
         source (str): The text of a module.
     Returns:
-        frozenset or None: The names, or None if there is no such class.
+        frozenset or None: The names, or None if there is no such class to read.
     """
-    for node in ast.parse(source).body:
+    try:
+        module = ast.parse(source)
+    except SyntaxError:  # written for a newer Python
+        return None
+    for node in module.body:
         if isinstance(node, ast.ClassDef) and node.name == "ModelSettings":
             names = (n.target for n in node.body if isinstance(n, ast.AnnAssign))
             return frozenset(n.id for n in names if isinstance(n, ast.Name))
