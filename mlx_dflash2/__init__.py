@@ -3,6 +3,16 @@
 from ._version import __version__
 from .generate import generate, stream_generate
 from .load import load, load_drafter
+from .sampling import make_logits_processors, make_sampler
 from .stats import Stats
 
-__all__ = ["Stats", "__version__", "generate", "load", "load_drafter", "stream_generate"]
+__all__ = [
+    "Stats",
+    "__version__",
+    "generate",
+    "load",
+    "load_drafter",
+    "make_logits_processors",
+    "make_sampler",
+    "stream_generate",
+]

@@ -10,8 +10,9 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from .accept import accept_greedy
-from .drafter import Drafter, Proposer
+from .drafter import Drafter, Proposal, Proposer
+from .judge import Judge
+from .kv_quantization import KVQuantization
 from .pair import check_fit
 from .rollback import Transaction, check_caches, num_cached, rows_at_once
 from .stats import Stats
@@ -54,6 +55,9 @@ class Decoder:
         draft_model (Proposer): A :class:`Drafter`, or anything that drafts.
         stream: Where to compute.
         stats (Stats): Filled while decoding.
+        judge (Judge): Decides which drafts stay.
+        kv_quantization (KVQuantization): When to quantise the target's caches.
+        max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
         prompt_cache (list, optional): The target's caches to go on from; they are updated in
             place and, after :meth:`close`, cover exactly the prompt and the emitted tokens.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
@@ -70,6 +74,9 @@ class Decoder:
         stream: Any,
         stats: Stats,
         *,
+        judge: Judge,
+        kv_quantization: KVQuantization,
+        max_kv_size: int | None = None,
         prompt_cache: list[Any] | None = None,
         block_size: int | None = None,
         verify_width: int | None = None,
@@ -81,8 +88,11 @@ class Decoder:
             draft_model.block_size, block_size, verify_width
         )
         self.keeps_cache = prompt_cache is not None
-        self.cache = prompt_cache if self.keeps_cache else self.target.make_cache()
+        self.cache = prompt_cache if self.keeps_cache else self.target.make_cache(max_kv_size)
         check_caches(self.cache)
+        kv_quantization.check(self.cache)
+        self.judge, self.kv_quantization = judge, kv_quantization
+        self.history: mx.array | None = None
         self.stream, self.stats = stream, stats
         self.position = num_cached(self.cache)
         self.context = draft_model.make_context()
@@ -91,6 +101,7 @@ class Decoder:
         self.round: Round | None = None
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
         stats.cached_tokens = self.position
+        stats.rule, stats.row_by_row = judge.rule, judge.row_by_row
 
     def prefill(
         self,
@@ -111,7 +122,8 @@ class Decoder:
                 self._run_chunk(chunk)
                 done += chunk.size
                 progress(done, total)
-            self.round = self._verify(prompt[-1:], mx.array(True))
+            self.history = prompt if self.judge.processors else None
+            self.round = self._verify(prompt[-1:], Proposal.none())
         progress(total, total)
         self.stats.prompt_tokens, self.stats.prompt_time = total, time.perf_counter() - start
         return self.round
@@ -124,15 +136,11 @@ class Decoder:
             width = int(min(self.verify_width if self.drafting else 1, max_tokens))
             if width > 1:
                 width = self._rows_allowed(width)
-            anchor, finite = mx.array([self.anchor], mx.uint32), mx.array(True)
+            anchor, proposal = mx.array([self.anchor], mx.uint32), Proposal.none()
             if width > 1:
-                with self._drafter_step():
-                    proposal = self.proposer.propose(
-                        self.target, anchor, self.context, self.block_size
-                    )
-                    drafts, finite = proposal.tokens[: width - 1], proposal.finite
-                    anchor = mx.concatenate([anchor, drafts.astype(mx.uint32)])
-            self.round = self._verify(anchor, finite)
+                proposal = self._propose(anchor, width)
+            inputs = mx.concatenate([anchor, proposal.tokens])
+            self.round = self._verify(inputs, proposal)
         self.stats.generation_time += time.perf_counter() - start
         return self.round
 
@@ -156,20 +164,35 @@ class Decoder:
                 raise
 
     def _rows_allowed(self, width: int) -> int:
-        allowed = rows_at_once(self.cache)
-        if allowed <= 1:
+        ring = rows_at_once(self.cache)
+        if ring <= 1:
             self._stop_drafting("the target's cache is full and keeps its first rows (max_kv_size)")
-        return int(min(width, allowed))
+        return int(min(width, ring, self.kv_quantization.rows_at_once(self.cache)))
 
     def _run_chunk(self, chunk: mx.array):
         wanted = self.position + chunk.size > self._context_start
         out, transaction = self._forward(chunk, taps=wanted)
         transaction.commit(chunk.size, out.records)
+        self.kv_quantization.apply(self.cache)
         if wanted and self.drafting:
             self._extend(chunk, out.taps)
         self.position += chunk.size
         mx.eval([cache.state for cache in self.cache], getattr(self.context, "state", []))
         mx.clear_cache()
+
+    def _propose(self, anchor: mx.array, width: int) -> Proposal:
+        judge = self.judge
+        with self._drafter_step():
+            proposal = self.proposer.propose(
+                self.target,
+                anchor,
+                self.context,
+                self.block_size,
+                judge.temperature,
+                judge.next_key(),
+            ).first(width - 1)
+            return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
+        return Proposal.none()
 
     def _extend(self, tokens: mx.array, taps: mx.array | None):
         """Hand committed rows to the drafter, from the first that a later block can see."""
@@ -190,25 +213,19 @@ class Decoder:
             raise
         return out, transaction
 
-    def _verify(self, inputs: mx.array, finite: mx.array) -> Round:
-        """Run the anchor and the drafts after it, and accept; holds the round's one host read."""
+    def _verify(self, inputs: mx.array, proposal: Proposal) -> Round:
+        """Run the anchor and the drafts after it, and let the judge decide on them."""
         out, transaction = self._forward(inputs, taps=True, record=inputs.size > 1)
         try:
             logits = self.target.logits(out.hidden)[0]
-            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            verdict = accept_greedy(inputs[1:], logprobs)
-            flags = mx.stack([verdict.num_accepted, finite.astype(mx.uint32)])
-            host = mx.concatenate([flags, verdict.tokens])
-            mx.eval(host, logprobs)
-            num_accepted, is_finite, *tokens = host.tolist()
+            decision = self.judge.decide(proposal, logits, self.history)
         except BaseException:
             transaction.abort()
             raise
-        if not is_finite:
+        if not decision.finite:
             self.stats.draft_failures += 1
             self._stop_drafting("the drafter gave non-finite numbers")
-        tokens = tokens[: num_accepted + 1]
-        return Round(tokens, logprobs, inputs, out, transaction)
+        return Round(decision.tokens, decision.logprobs, inputs, out, transaction)
 
     def _settle(self):
         """Keep the rows of the round's emitted tokens; the last of them is the next anchor."""
@@ -217,6 +234,7 @@ class Decoder:
         round, self.round = self.round, None
         kept = round.num_kept
         round.transaction.commit(kept, round.out.records)
+        self.kv_quantization.apply(self.cache)
         if self.drafting:
             taps = round.out.taps
             self._extend(round.inputs[:kept], None if taps is None else taps[:, :kept])
@@ -228,6 +246,9 @@ class Decoder:
         else:
             self.stats.count_round(drafted, accepted, bonus)
         self.anchor = round.tokens[round.taken - 1] if round.taken else None
+        if self.history is not None:
+            emitted = mx.array(round.tokens[: round.taken], dtype=self.history.dtype)
+            self.history = mx.concatenate([self.history, emitted])
 
     @contextmanager
     def _drafter_step(self):

@@ -17,11 +17,30 @@ from .selector import CandidateSelector
 class Proposal(NamedTuple):
     """Draft tokens [L] for the positions after the anchor.
 
-    ``finite`` is a boolean array, false if the drafter's numbers overflowed.
+    ``finite`` is a boolean array, false if the drafter's numbers overflowed. Drafts that were
+    drawn at random say from what: ``q`` [L, K], float32, over the ids ``candidates`` [L, K].
     """
 
     tokens: mx.array
     finite: mx.array
+    candidates: mx.array | None = None
+    q: mx.array | None = None
+
+    @classmethod
+    def none(cls) -> "Proposal":
+        """No drafts: a plain step."""
+        return cls(mx.array([], mx.uint32), mx.array(True))
+
+    def first(self, count: int) -> "Proposal":
+        """The same for the first ``count`` drafts."""
+        drawn = (None if x is None else x[:count] for x in (self.candidates, self.q))
+        return Proposal(self.tokens[:count], self.finite, *drawn)
+
+    def only(self, index: int) -> "Proposal":
+        """The same for one draft, or for none behind the last."""
+        at = slice(index, index + 1)
+        drawn = (None if x is None else x[at] for x in (self.candidates, self.q))
+        return Proposal(self.tokens[at], self.finite, *drawn)
 
 
 class Proposer(Protocol):
@@ -40,8 +59,20 @@ class Proposer(Protocol):
     def extend(self, context: Any, tokens: mx.array, taps: mx.array | None, position: int):
         """Take in committed tokens [S] and their taps [1, S, T * H], from an absolute position."""
 
-    def propose(self, target: Any, anchor: mx.array, context: Any, block_size: int) -> Proposal:
-        """Draft ``block_size - 1`` tokens to follow the anchor, an id of shape [1]."""
+    def propose(
+        self,
+        target: Any,
+        anchor: mx.array,
+        context: Any,
+        block_size: int,
+        temperature: float = 0.0,
+        key: mx.array | None = None,
+    ) -> Proposal:
+        """Draft ``block_size - 1`` tokens to follow the anchor, an id of shape [1].
+
+        Above temperature 0 a drafter may draw with ``key``, and then gives its ``q``; drafts
+        without one count as certain.
+        """
 
 
 class DraftAttention(nn.Module):
@@ -194,7 +225,13 @@ class Drafter(nn.Module):
         return self.norm(h[:, 1:]).astype(self.dtype)
 
     def propose(
-        self, target: Any, anchor: mx.array, context: DrafterContext, block_size: int
+        self,
+        target: Any,
+        anchor: mx.array,
+        context: DrafterContext,
+        block_size: int,
+        temperature: float = 0.0,
+        key: mx.array | None = None,
     ) -> Proposal:
         """Draft the tokens after the anchor; see :class:`Proposer`."""
         masks = mx.full((block_size - 1,), self.args.mask_token_id, anchor.dtype)
@@ -203,12 +240,16 @@ class Drafter(nn.Module):
         limits = (target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size)
         logits = target.head(hidden)[..., : min(limit for limit in limits if limit)]
         if self.args.has_selector:
-            path = self.candidate_selector(anchor, hidden, logits)
-            return Proposal(path.tokens[0], mx.all(mx.isfinite(path.unary)))
+            shape = (1, block_size - 1)
+            uniforms = mx.random.uniform(shape=shape, key=key) if temperature > 0 else None
+            path = self.candidate_selector(anchor, hidden, logits, temperature, uniforms)
+            drawn = (path.candidates[0], path.q[0]) if temperature > 0 else (None, None)
+            return Proposal(path.tokens[0], mx.all(mx.isfinite(path.unary)), *drawn)
+        # Without a selector independent draws would not form a text: the best tokens do better.
         tokens = mx.argmax(logits, axis=-1)
         return Proposal(tokens[0], mx.all(mx.isfinite(mx.max(logits, axis=-1))))
 
-    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""
         renamed = {}
         for name, value in weights.items():

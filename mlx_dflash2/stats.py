@@ -23,6 +23,8 @@ class Stats:
         block_size, verify_width (int): In effect; a width of 1 does not draft.
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
         fallback (str, optional): Why drafting stopped before the end, if it did.
+        rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
+        row_by_row (str, optional): What made it necessary to judge rows one after the other.
         prompt_time, generation_time (float): Seconds.
     """
 
@@ -39,6 +41,8 @@ class Stats:
     verify_width: int = 1
     draft_failures: int = 0
     fallback: str | None = None
+    rule: str = "greedy"
+    row_by_row: str | None = None
     prompt_time: float = 0.0
     generation_time: float = 0.0
 
@@ -84,8 +88,10 @@ class Stats:
             f"{self.generation_tps:.3f} tokens-per-sec",
             f"Drafting: {self.acceptance_length:.2f} tokens a round in {self.rounds} rounds, "
             f"{self.accepted} of {self.drafted} drafts accepted "
-            f"(block {self.block_size}, verify width {self.verify_width})",
+            f"(block {self.block_size}, verify width {self.verify_width}, {self.rule})",
         ]
+        if self.row_by_row:
+            lines.append(f"Rows judged one by one because of {self.row_by_row}")
         if self.drafted_at:
             rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rates)
             lines.append(f"Acceptance by position: {rates}")

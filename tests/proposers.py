@@ -36,7 +36,7 @@ class Stub:
         assert position == context.offset or not context.tokens
         context.tokens |= {position + i: t for i, t in enumerate(tokens.tolist())}
 
-    def propose(self, target, anchor, context, block_size):
+    def propose(self, target, anchor, context, block_size, temperature=0.0, key=None):
         self.calls += 1
         tokens = self.rule(context.offset, block_size - 1)
         return Proposal(mx.array(tokens, dtype=mx.uint32), mx.array(self.finite))

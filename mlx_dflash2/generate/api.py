@@ -13,11 +13,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..decoder import Decoder
 from ..drafter import Proposer
+from ..judge import Judge
+from ..kv_quantization import KVQuantization
 from ..stats import Stats
 from ..text import encode_prompt, responses
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_PREFILL_STEP_SIZE = 2048
+DEFAULT_QUANTIZED_KV_START = 5000
 
 
 def dflash_generate_step(
@@ -27,30 +30,49 @@ def dflash_generate_step(
     stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
     *,
     max_tokens: int = DEFAULT_MAX_TOKENS,
+    sampler: Callable[[mx.array], mx.array] | None = None,
+    logits_processors: list[Callable[[mx.array, mx.array], mx.array]] | None = None,
+    seed: int | None = None,
     block_size: int | None = None,
     verify_width: int | None = None,
+    max_kv_size: int | None = None,
     prompt_cache: list[Any] | None = None,
     prefill_step_size: int = DEFAULT_PREFILL_STEP_SIZE,
+    kv_bits: int | None = None,
+    kv_group_size: int = 64,
+    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
     stats: Stats | None = None,
 ) -> Generator[tuple[int, mx.array, bool], None, None]:
     """A generator of token ids that a drafter proposes and the target verifies.
 
-    The tokens are the target's own greedy choice at every position, whatever the drafter does.
+    The tokens follow the target's own distribution whatever the drafter does: at temperature 0
+    each one is the target's best, above it they are distributed as mlx-lm would draw them.
 
     Args:
         prompt (mx.array): Token ids [S], at least one.
         model (nn.Module): The target, from mlx-lm.
         draft_model (Proposer): The drafter, from :func:`mlx_dflash2.load_drafter`.
         max_tokens (int): The most tokens to yield; ``-1`` for no limit. Default: ``256``.
+        sampler (callable, optional): From :func:`mlx_dflash2.make_sampler`, whose drafts are
+          accepted by rejection sampling; or any sampler of mlx-lm's kind, whose own draws are
+          compared with the drafts. Default: ``None``, greedy.
+        logits_processors (list, optional): As in mlx-lm; each is called once for every token
+          with exactly the tokens before it, unless it is a :class:`PureProcessor`.
+        seed (int, optional): Makes the draws of a :func:`mlx_dflash2.make_sampler` sampler
+          repeatable, apart from ``mx.random``. Default: ``None``, which draws from there.
         block_size (int, optional): Rows of the drafter's block, anchor included, at most the
           number that it was trained with; 1 decodes plainly. Default: that number.
         verify_width (int, optional): Rows of the block that the target verifies, from 2 to
           ``block_size``. Default: ``block_size``.
+        max_kv_size (int, optional): Maximum size of the key-value cache; as in mlx-lm it applies
+          where no ``prompt_cache`` is given and the model does not make its own caches.
         prompt_cache (list, optional): The target's caches for what comes before the prompt.
           They are updated in place: when the generator ends or is closed they cover exactly
           the prompt and the yielded tokens.
         prefill_step_size (int): Prompt tokens to process at a time. Default: ``2048``.
+        kv_bits, kv_group_size, quantized_kv_start (int): Quantisation of the key-value cache, as
+          in mlx-lm.
         prompt_progress_callback (callable, optional): Called with the prompt tokens processed
           so far and their total.
         stats (Stats, optional): Filled with what happened, complete when the generator ends.
@@ -68,6 +90,9 @@ def dflash_generate_step(
         draft_model,
         stream,
         Stats() if stats is None else stats,
+        judge=Judge(sampler, logits_processors, seed),
+        kv_quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
+        max_kv_size=max_kv_size,
         prompt_cache=prompt_cache,
         block_size=block_size,
         verify_width=verify_width,
