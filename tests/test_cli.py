@@ -227,13 +227,16 @@ def test_extra_eos_token_ends_the_text(invoke, pair):
 
 
 ERRORS = {
-    "drafter as target": (["--model", "{drafter}"], "drafter is a DFlash drafter"),
-    "target as drafter": (["--draft-model", "{target}"], "target is not a DFlash drafter"),
+    "drafter as target": (["--model", "{drafter}"], "drafter, given as the model, is a drafter"),
+    "target as drafter": (
+        ["--draft-model", "{target}"],
+        "target, given as the draft model, is not a DFlash",
+    ),
     "empty folder": (["--draft-model", "{empty}"], "has no config.json"),
     "empty target": (["--model", "{empty}"], "has no config.json"),
     "file": (["--draft-model", "{target}/config.json"], "is a file"),
     "file as target": (["--model", "{target}/config.json"], "is a file"),
-    "only a config": (["--model", "{config-only}"], "no .safetensors"),
+    "only a config": (["--model", "{config-only}"], "has a config.json but no model*.safetensors"),
     "not there": (["--draft-model", "no/such/folder"], "neither a local folder nor"),
     "block size": (["--block-size", "5"], "`block_size` is 5 but has to be from 1 to 4"),
     "verify width": (["--verify-width", "1"], "`verify_width` is 1 but has to be from 2"),

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import mlx_dflash2
+from mlx_dflash2.registry import DRAFTERS
+from mlx_dflash2.targets import supported_targets
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -91,6 +93,14 @@ def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
     assert f"Version: {mlx_dflash2.__version__}\n" in (sdist / "PKG-INFO").read_text()
     with zipfile.ZipFile(build(sdist, "wheel", tmp_path)) as other:
         assert set(other.namelist()) == set(wheel.namelist())
+
+
+def test_readme_shows_what_there_is():
+    readme = (ROOT / "README.md").read_text()
+    assert f"```python\n{(ROOT / 'examples' / 'generate_response.py').read_text()}```" in readme
+    words = set(re.findall(r"[\w./-]+", readme)) | set(re.findall(r"\w+", readme))
+    assert set(supported_targets()) <= words
+    assert {name.rpartition("/")[2] for name in DRAFTERS} <= {w.rstrip(".") for w in words}
 
 
 def test_versions_agree():
