@@ -19,11 +19,12 @@ class PromptLookup:
     def extend(self, context, tokens, taps, position):
         context.extend(tokens.tolist())
 
-    def propose(self, target, anchor, context, block_size):
-        token, length = anchor.item(), block_size - 1
+    def propose(self, target, anchor, context, block_size, temperature=0.0, key=None):
+        token = anchor.item()
         at = max((i for i, seen in enumerate(context) if seen == token), default=len(context))
-        drafts = (context[at + 1 :] + [token] * length)[:length]
-        return Proposal(mx.array(drafts), finite=mx.array(True))
+        # None at all where the anchor is new: that round is a plain step.
+        drafts = context[at + 1 : at + block_size]
+        return Proposal(mx.array(drafts, mx.uint32), finite=mx.array(True))
 
 
 model, tokenizer = load(str(embedded.target_path()))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import mlx_lm
 import pytest
-from saved_models import save_drafter, save_target
 
 BIN = Path(sys.executable).parent
 SPELLINGS = {
@@ -18,18 +17,12 @@ SPELLINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models")
-    return save_target(path / "target"), save_drafter(path / "drafter")
-
-
 @pytest.fixture
-def start(folders):
+def start(model_folders):
     processes = []
 
     def start(spelling, *args):
-        target, drafter = folders
+        target, drafter = model_folders / "target", model_folders / "drafter"
         root = str(Path(__file__).parents[1])
         process = subprocess.Popen(
             [*SPELLINGS[spelling], "--model", target, "--draft-model", drafter, *args],
@@ -50,8 +43,8 @@ def start(folders):
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_all_spellings_print_the_text(start, folders, spelling):
-    model, tokenizer = mlx_lm.load(str(folders[0]))
+def test_all_spellings_print_the_text(start, saved_pair, spelling):
+    model, tokenizer = saved_pair.model, saved_pair.tokenizer
     prompt = tokenizer.encode("A line.\n")
     expected = mlx_lm.generate(model, tokenizer, prompt, max_tokens=9)
     process = start(spelling, "--ignore-chat-template", "-p", "-", "-m", "9")

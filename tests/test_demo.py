@@ -3,20 +3,17 @@
 import mlx.core as mx
 import mlx_lm
 import pytest
-from saved_models import embedded_target, save_drafter, save_target
+from saved_models import embedded_target
 from tiny import DENSE, make_model
 
-from mlx_dflash2 import demo, load_drafter
-from mlx_dflash2.load_pair import Pair
+from mlx_dflash2 import demo
 
 
 @pytest.fixture
-def pair(monkeypatch, tmp_path):
-    target = mlx_lm.load(str(save_target(tmp_path / "target")))
-    pair = Pair(*target, load_drafter(save_drafter(tmp_path / "drafter")))
-    monkeypatch.setattr(demo, "load_pair", lambda *_: pair)
+def pair(monkeypatch, saved_pair):
+    monkeypatch.setattr(demo, "load_pair", lambda *_: saved_pair)
     monkeypatch.setattr(demo, "MAX_TOKENS", {mx.cpu: 9, mx.gpu: 9})
-    return pair
+    return saved_pair
 
 
 def test_report(pair, capsys):

@@ -19,7 +19,7 @@ EXPECTED = {
         "> And of Italy?\nThe capital of Italy is Rome.",
         "(14 prompt tokens processed, 45 from the cache)",
     ],
-    "own_drafter": ["row, row, row, row, row, row,", "7 of 10 drafts accepted in 4 rounds"],
+    "own_drafter": ["row, row, row, row, row, row,", "5 of 5 drafts accepted in 6 rounds"],
 }
 
 
@@ -30,7 +30,7 @@ def running():
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
     processes = {
         name: subprocess.Popen(
-            [sys.executable, EXAMPLES / f"{name}.py"],
+            [sys.executable, "-W", "error::UserWarning", EXAMPLES / f"{name}.py"],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
