@@ -61,28 +61,30 @@ def chat_prompt(
     messages = [{"role": "user", "content": prompt}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
-    continues = prefill_response is not None
-    if continues:
+    if prefill_response is not None:
         messages.append({"role": "assistant", "content": prefill_response})
-
-    def render() -> str:
-        try:
-            return tokenizer.apply_chat_template(
-                messages,
-                tokenize=False,
-                continue_final_message=continues,
-                add_generation_prompt=not continues,
-                **(template_config or {}),
-            )
-        except (TemplateError, TypeError) as error:
-            raise ValueError(f"The chat template does not take this prompt: {error}") from error
-
-    text = render()
+    text = _render(tokenizer, messages, template_config or {})
     if suffix_only:
         # As mlx-lm does: what precedes a stand-in for the last message is the cached prefix.
         messages[-1]["content"] = "<query>"
-        text = text[render().index("<query>") :]
+        text = text[_render(tokenizer, messages, template_config or {}).index("<query>") :]
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _render(
+    tokenizer: TokenizerWrapper, messages: list[dict[str, str]], template_config: dict[str, Any]
+) -> str:
+    continues = messages[-1]["role"] == "assistant"
+    try:
+        return tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            continue_final_message=continues,
+            add_generation_prompt=not continues,
+            **template_config,
+        )
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"The chat template does not take this prompt: {error}") from error
 
 
 class StopStrings:

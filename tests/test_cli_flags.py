@@ -149,7 +149,7 @@ def test_unknown_flags_are_errors(invoke, flag):
     assert f"unrecognized arguments: {flag} 1" in err
 
 
-def test_a_saved_prompt_cache_goes_on_as_in_mlx_lm(invoke, model_folders, tmp_path):
+def test_a_saved_prompt_cache_goes_on_as_in_mlx_lm(monkeypatch, invoke, model_folders, tmp_path):
     file = str(tmp_path / "cache.safetensors")
     status, _, err = invoke("-p", "first", "-m", "6", "--save-prompt-cache", file)
     assert status == 0, err
@@ -158,7 +158,19 @@ def test_a_saved_prompt_cache_goes_on_as_in_mlx_lm(invoke, model_folders, tmp_pa
     assert status == 0, err
     model = ("--model", f"{model_folders / 'target'}", "--verbose", "F")
     _, theirs, _ = invoke(*model, *args, main=mlx_lm_command.main)
-    assert ours == theirs != invoke("-p", "second", "-m", "7")[1]
+    assert ours == theirs
+
+    prompts = []
+
+    def capture(model, tokenizer, prompt, *_, **__):
+        prompts.append(tokenizer.decode(prompt))
+        return ""
+
+    monkeypatch.setattr(command, "stream_generate", capture)
+    monkeypatch.setattr(mlx_lm_command, "generate", capture)
+    assert invoke(*args)[0] == invoke(*model, *args, main=mlx_lm_command.main)[0] == 0
+    # What comes before the message is in the cache.
+    assert prompts == [f"second<|im_end|>\n{ASSISTANT}"] * 2
 
 
 def test_a_prompt_cache_of_another_model_is_refused(invoke, model_folders, tmp_path):
