@@ -1,6 +1,7 @@
 """A kernel object with the call of ``mx.fast.metal_kernel``'s, run on the emulated GPU."""
 
 import math
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -18,14 +19,14 @@ class Launch:
     """How kernels are run, and what the last one did.
 
     ``mode`` is ``check`` (every access is checked) or ``fast``. ``full_output`` demands that all
-    elements of all outputs are written. ``edit`` changes the text of a kernel, for mutants.
+    elements of all outputs are written. ``edit`` changes what a kernel was built from, for mutants.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
     mode: str = "check"
     full_output: bool = True
     lint_header: bool = True
-    edit: dict[str, str] = field(default_factory=dict)
+    edit: Callable[[KernelText], KernelText] = lambda text: text
     launched: list[str] = field(default_factory=list)
     statistics: dict[str, int] = field(default_factory=dict)
 
@@ -50,8 +51,8 @@ class BenchKernel:
         self, name: str, input_names, output_names, source: str, header: str = "", **options
     ):
         options.pop("compile_options", None)
-        self._options = (name, tuple(input_names), tuple(output_names))
-        self._source, self._header, self._keywords = source, header, options
+        names = tuple(input_names), tuple(output_names)
+        self._text = KernelText(name, *names, source, header, **options)
         self._generated: dict[tuple, Generated] = {}
 
     def __call__(
@@ -70,15 +71,12 @@ class BenchKernel:
         Errors: :class:`MetalError` with all findings.
         """
         launch = _current[-1]
-        name = self._options[0]
-        text = KernelText(
-            *self._options, launch.edit.get(name, self._source), self._header, **self._keywords
-        )
-        launch.launched.append(name)
+        text = launch.edit(self._text)
+        launch.launched.append(text.name)
         if math.prod(threadgroup) > MAX_THREADS:
             raise MetalError([("limit", f"{math.prod(threadgroup)} threads in a threadgroup")])
         arrays = [HostArray.of(x) for x in inputs]
-        generated = self._text(
+        generated = self._generate(
             text,
             arrays,
             template=template,
@@ -99,7 +97,7 @@ class BenchKernel:
         finally:
             dispatch.close()
 
-    def _text(self, text: KernelText, arrays: list[HostArray], **launch) -> Generated:
+    def _generate(self, text: KernelText, arrays: list[HostArray], **launch) -> Generated:
         key = (
             text,
             tuple((x.dtype, x.data.shape) for x in arrays),
