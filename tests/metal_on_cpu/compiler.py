@@ -59,12 +59,18 @@ _STRICT = [
 # `check` routes every access through runtime/hooks.cpp; `fast` relies on guard pages and poison.
 MODES = {
     "check": [
-        *("-O1", "-g", "-fsanitize=thread", "-mllvm", "-tsan-instrument-func-entry-exit=0"),
+        *(
+            "-O1",
+            "-gline-tables-only",
+            "-fsanitize=thread",
+            "-mllvm",
+            "-tsan-instrument-func-entry-exit=0",
+        ),
         *("-mllvm", "-tsan-instrument-read-before-write=1", "-fno-sanitize-link-runtime"),
         "-fsanitize=array-bounds,shift,integer-divide-by-zero,signed-integer-overflow,"
         "float-cast-overflow,bool",
     ],
-    "fast": ["-O2", "-g"],
+    "fast": ["-O2", "-gline-tables-only"],
 }
 _ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": "t->dispatch_simdgroups * 8",
@@ -135,7 +141,9 @@ def runtime_library() -> Path:
     target = CACHE / f"runtime-{_digest(*(f.read_bytes() for f in files))}.so"
     if not target.exists():
         sources = [f for f in files if f.suffix == ".cpp"]
-        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-fno-omit-frame-pointer", "-shared"]
+        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-fno-omit-frame-pointer"]
+        # Kernels find libm through this library: linking them against nothing saves time.
+        flags += ["-shared", "-Wl,--no-as-needed", "-lm"]
         said = _build(target, *flags, *sources)
         if not target.exists():
             raise RuntimeError(f"the runtime of the bench does not build:\n{said}")
@@ -220,7 +228,8 @@ def compile_kernel(kernel: KernelText, generated: Generated, mode: str, lint_hea
     if findings or not target.exists():
         path = target.with_suffix(".cpp")
         path.write_text(text)
-        flags = [*_LANGUAGE, *_STRICT, *include, *MODES[mode], "-shared", "-include-pch", header]
+        flags = [*_LANGUAGE, *_STRICT, *include, *MODES[mode], "-include-pch", header]
+        flags += ["-shared", "-nostdlib"]
         said = _build(target, *flags, path)
         for line in said.splitlines():
             if (match := _DIAGNOSTIC.match(line)) and _is_error(match[2], match[3]):

@@ -97,29 +97,37 @@ def load(path: Path) -> Loaded:
     """
     library()
     handle = ctypes.CDLL(str(path))
-    symbols = re.findall(
-        r"^([0-9a-f]+) ([0-9a-f]+) (\w) (.*)$", run("nm", "-S", "-C", path)[1], re.M
-    )
-    entry = next(int(address, 16) for address, _, _, name in symbols if name == "msl_entry")
-    base = ctypes.cast(handle.msl_entry, ctypes.c_void_p).value - entry
-    sections = run("readelf", "-SlW", path)[1]
-    low = high = 0
-    if found := re.search(r" msltg\s+PROGBITS\s+([0-9a-f]+) [0-9a-f]+ ([0-9a-f]+)", sections):
-        low, high = int(found[1], 16), int(found[1], 16) + int(found[2], 16)
-    writable = re.findall(r"LOAD\s+\S+ 0x([0-9a-f]+) 0x\S+ 0x\S+ 0x\S+ RW", sections)
-    variables, findings = [], []
-    for address, size, kind, name in symbols:
-        start, name = int(address, 16), re.sub(r"\[abi.*|.*::", "", name)
-        if low <= start < high and not name.startswith("__msl_pad"):
-            variables.append(Variable(name, base + start, int(size, 16)))
-        elif kind in "bBdDuV" and not low <= start < high and not re.match("_|completed", name):
+    listing = run("readelf", "-sSlW", path)[1]
+    entry = re.search(r": ([0-9a-f]+) .* msl_entry$", listing, re.M)[1]
+    base = ctypes.cast(handle.msl_entry, ctypes.c_void_p).value - int(entry, 16)
+    variables, findings = {}, []
+    for address, size, section, name in re.findall(
+        r": ([0-9a-f]+)\s+(\d+) OBJECT .* (\d+) (\S+)$", listing, re.M
+    ):
+        kind = re.search(rf"\[ *{section}\] (\S+)", listing)[1]
+        if kind == "msltg" and "__msl_pad" not in name:
+            start = base + int(address, 16)
+            variables[start] = Variable(_short_name(name), start, int(size))
+        elif kind in (".data", ".bss"):
             findings.append(("compile", f"variable '{name}' must be in the constant address space"))
-    total = sum(v.size for v in variables)
+    total = sum(v.size for v in variables.values())
     if total > MAX_THREADGROUP_BYTES:
         findings.append(("limit", f"{total} bytes of threadgroup memory; there are 32768"))
     if findings:
         raise MetalError(findings)
-    return Loaded(path, handle, base, min(int(at, 16) for at in writable), tuple(variables))
+    # Code and constants lie before the first writable segment.
+    writable = re.findall(r"LOAD\s+\S+ 0x([0-9a-f]+) .* RW ", listing)
+    code_size = min(int(address, 16) for address in writable)
+    return Loaded(path, handle, base, code_size, tuple(variables.values()))
+
+
+def _short_name(mangled: str) -> str:
+    """The name of a variable inside a function: ``_ZZ...E4tile_0`` is ``tile``."""
+    for match in re.finditer(r"(?<=E)(\d+)(?=([A-Za-z_]\w*)$)", mangled):
+        length = int(match[1])
+        if re.fullmatch(r"(_\d+_?)?", match[2][length:]):
+            return match[2][:length]
+    return mangled
 
 
 class Dispatch:
@@ -166,7 +174,7 @@ class Dispatch:
             low + self._loaded.code_size,
         )
         count = self._gpu.msl_report_count()
-        return [self._describe(self._gpu.msl_report(i).contents) for i in range(count)]
+        return self._describe([self._gpu.msl_report(i).contents for i in range(count)])
 
     def read(self, index: int, like: np.ndarray) -> np.ndarray:
         """The contents of the buffer added as number ``index``."""
@@ -191,15 +199,27 @@ class Dispatch:
         for address, size, skew in self._buffers:
             self._gpu.msl_free(address, size, skew)
 
-    def _describe(self, report: _Report) -> tuple[str, str]:
+    def _describe(self, reports: list[_Report]) -> list[tuple[str, str]]:
         low, high = self._loaded.base, self._loaded.base + self._loaded.code_size
-        places = [self._place(pc - low) for pc in (report.pc, report.other_pc) if low <= pc < high]
-        text = report.message.decode() + (f" at {' and '.join(places)}" if places else "")
-        return report.kind.decode(), text + (f" ({report.count} times)" * (report.count > 1))
+        inside = {pc for r in reports for pc in (r.pc, r.other_pc) if low <= pc < high}
+        places = self._places(sorted(pc - low for pc in inside))
+        findings = []
+        for report in reports:
+            at = [places[pc - low] for pc in (report.pc, report.other_pc) if pc in inside]
+            text = report.message.decode() + (f" at {' and '.join(at)}" if at else "")
+            text += f" ({report.count} times)" * (report.count > 1)
+            findings.append((report.kind.decode(), text))
+        return findings
 
-    def _place(self, offset: int) -> str:
+    def _places(self, offsets: list[int]) -> dict[int, str]:
         """file:line:column in the kernel's own text, behind whatever was inlined there."""
+        if not offsets:
+            return {}
         command = (SYMBOLIZER, f"--obj={self._loaded.path}", "--functions=none", "--inlines")
-        lines = [line.split("/")[-1] for line in run(*command, hex(offset))[1].split()]
-        own = [line for line in lines if ".metal:" in line or line.startswith("generated")]
-        return (own or lines)[0]
+        blocks = run(*command, *map(hex, offsets))[1].strip().split("\n\n")
+        places = {}
+        for offset, block in zip(offsets, blocks, strict=True):
+            lines = [line.split("/")[-1] for line in block.split()]
+            own = [line for line in lines if ".metal:" in line or line.startswith("generated")]
+            places[offset] = (own or lines)[0]
+        return places

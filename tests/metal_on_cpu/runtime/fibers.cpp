@@ -90,13 +90,17 @@ std::string describe_site(const Site& site) {
   return text;
 }
 
-void report(const char* kind, uint64_t pc, uint64_t other_pc, const char* format, ...) {
+bool seen_before(const char* kind, uint64_t pc, uint64_t other_pc) {
   for (MslReport& r : gpu.reports)
     if (r.pc == pc && r.other_pc == other_pc && !strcmp(r.kind, kind)) {
-      r.count++;
-      return;
+      if (++r.count >= kEnough) gpu.stopped = true;
+      return true;
     }
-  if (gpu.reports.size() >= gpu.config.max_reports) return;
+  return gpu.reports.size() >= gpu.config.max_reports;
+}
+
+void report(const char* kind, uint64_t pc, uint64_t other_pc, const char* format, ...) {
+  if (seen_before(kind, pc, other_pc)) return;
   MslReport r{};
   snprintf(r.kind, sizeof r.kind, "%s", kind);
   r.pc = pc;

@@ -6,6 +6,8 @@
 #include <vector>
 
 constexpr uint32_t kLanes = 32, kMaxThreads = 1024, kMaxLoops = 62;
+// A kernel that is wrong everywhere is stopped once one of its findings has occurred this often.
+constexpr uint64_t kEnough = 4096;
 constexpr size_t kStackBytes = 128 * 1024, kPageBytes = 4096, kSlotBytes = 64;
 
 extern "C" {
@@ -108,6 +110,7 @@ extern Machine gpu;
 uint32_t random_bits();
 std::string describe_thread(uint32_t index);
 std::string describe_site(const Site& site);
+bool seen_before(const char* kind, uint64_t pc, uint64_t other_pc);  // counts it, if so
 void report(const char* kind, uint64_t pc, uint64_t other_pc, const char* format, ...);
 
 void make_ready(Fiber& fiber);

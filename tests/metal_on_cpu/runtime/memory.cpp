@@ -55,6 +55,7 @@ static bool ordered(const Access& earlier, bool device) {
 
 static void race(const Region& region, size_t byte, const Access& earlier, const char* was,
                  const char* is, uint64_t pc) {
+  if (seen_before("race", pc, earlier.pc)) return;
   report("race", pc, earlier.pc, "'%s' byte %zu: %s by %s is not ordered with the %s by %s%s",
          region.name.c_str(), byte, is,
          describe_thread(gpu.current->thread.index_in_threadgroup).c_str(), was,
