@@ -1,5 +1,18 @@
 """Lossless DFlash 2 speculative decoding for mlx-lm."""
 
 from ._version import __version__
+from .generate import generate, stream_generate
+from .load import load, load_drafter
+from .sampling import make_logits_processors, make_sampler
+from .stats import Stats
 
-__all__ = ["__version__"]
+__all__ = [
+    "Stats",
+    "__version__",
+    "generate",
+    "load",
+    "load_drafter",
+    "make_logits_processors",
+    "make_sampler",
+    "stream_generate",
+]

@@ -1,0 +1,61 @@
+"""The pair of models that a command works with."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from . import embedded
+from .console import note
+from .drafter import Drafter
+from .load import load, load_drafter
+from .registry import default_drafter, mismatch_note
+
+EMBEDDED_NOTE = (
+    "No --model: this is the embedded pair, SmolLM2-135M-Instruct with its drafter. For "
+    "Qwen3.8-27B: mlx_dflash2.generate --model mlx-community/Qwen3.8-27B-4bit"
+)
+
+
+@dataclass
+class Pair:
+    """A target with its tokenizer, and the drafter for it."""
+
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    drafter: Drafter
+
+
+def load_pair(
+    model: str | None,
+    draft_model: str | None,
+    *,
+    draft_bits: int | None = None,
+    **load_kwargs: Any,
+) -> Pair:
+    """Load a target and its drafter, the embedded pair if no target is named.
+
+    Args:
+        model (str, optional): Folder or repository of the target.
+        draft_model (str, optional): Folder or repository of the drafter; it may be left out for
+            a known target.
+        draft_bits (int, optional): Quantise the drafter at load, 4 or 8.
+        load_kwargs: Passed to :func:`mlx_dflash2.load`.
+
+    Raises:
+        FileNotFoundError, ValueError: as :func:`mlx_dflash2.load_drafter`.
+    """
+    if model is None:
+        note(EMBEDDED_NOTE)
+        model, draft_model = str(embedded.target_path()), draft_model or embedded.drafter_path()
+    draft_model = draft_model or default_drafter(model)
+    # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
+    dtype = mx.float32 if mx.default_device() == mx.cpu else None
+    # The drafter is the smaller one: what is wrong with it shows before the target is read.
+    drafter = load_drafter(draft_model, bits=draft_bits, dtype=dtype)
+    if (mismatch := mismatch_note(model, draft_model)) is not None:
+        note(f"warning: {mismatch}")
+    target, tokenizer = load(model, **load_kwargs)
+    return Pair(target, tokenizer, drafter)

@@ -1,0 +1,100 @@
+"""What a generation did: counts that add up to its tokens, and times."""
+
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+
+@dataclass
+class Stats:
+    """Counters of one generation, filled while it runs.
+
+    ``generation_tokens == prefills + accepted + bonus``: the prompt gives one token, each round
+    its accepted drafts and, unless it was cut short there, the target's own token after them.
+
+    Attributes:
+        prompt_tokens (int): Tokens of the prompt that were processed.
+        cached_tokens (int): Tokens that the prompt cache already held.
+        rounds (int): Target passes after the prompt's.
+        drafted (int): Draft tokens that were verified.
+        accepted (int): Draft tokens that were emitted.
+        bonus (int): Tokens of the target's own after accepted drafts.
+        drafted_at, accepted_at (list): The same by position in the block.
+        block_size, verify_width (int): In effect; a width of 1 does not draft.
+        draft_failures (int): Drafter steps that raised or gave non-finite numbers.
+        fallback (str, optional): Why drafting stopped before the end, if it did.
+        rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
+        row_by_row (str, optional): What made it necessary to judge rows one after the other.
+        prompt_time, generation_time (float): Seconds.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    prefills: int = 0
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    bonus: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    block_size: int = 1
+    verify_width: int = 1
+    draft_failures: int = 0
+    fallback: str | None = None
+    rule: str = "greedy"
+    row_by_row: str | None = None
+    prompt_time: float = 0.0
+    generation_time: float = 0.0
+
+    def count_round(self, drafted: int, accepted: int, bonus: bool):
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        self.bonus += bonus
+        for counts, number in ((self.drafted_at, drafted), (self.accepted_at, accepted)):
+            counts.extend([0] * (drafted - len(counts)))
+            for position in range(number):
+                counts[position] += 1
+
+    @property
+    def generation_tokens(self) -> int:
+        return self.prefills + self.accepted + self.bonus
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per target pass, the bonus included."""
+        return (self.accepted + self.bonus) / self.rounds if self.rounds else 0.0
+
+    @property
+    def acceptance_rates(self) -> list[float]:
+        """Share of the drafts at each position that were emitted."""
+        return [a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
+
+    @property
+    def prompt_tps(self) -> float:
+        return self.prompt_tokens / self.prompt_time if self.prompt_time else 0.0
+
+    @property
+    def generation_tps(self) -> float:
+        """Tokens a second after the first, which the prompt's pass gives."""
+        tokens = self.generation_tokens - self.prefills
+        return tokens / self.generation_time if self.generation_time else 0.0
+
+    def summary(self) -> str:
+        """A few lines in the manner of ``mlx_lm.generate --verbose``."""
+        lines = [
+            f"Prompt: {self.prompt_tokens} tokens, {self.prompt_tps:.3f} tokens-per-sec",
+            f"Generation: {self.generation_tokens} tokens, "
+            f"{self.generation_tps:.3f} tokens-per-sec",
+            f"Drafting: {self.acceptance_length:.2f} tokens a round in {self.rounds} rounds, "
+            f"{self.accepted} of {self.drafted} drafts accepted "
+            f"(block {self.block_size}, verify width {self.verify_width}, {self.rule})",
+        ]
+        if self.row_by_row:
+            lines.append(f"Rows judged one by one because of {self.row_by_row}")
+        if self.drafted_at:
+            rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rates)
+            lines.append(f"Acceptance by position: {rates}")
+        if self.fallback:
+            lines.append(f"Drafting stopped: {self.fallback}")
+        return "\n".join([*lines, f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"])

@@ -1,0 +1,158 @@
+"""A target run layer by layer through the model's own public modules."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import make_prompt_cache
+
+from ..pair import TargetShape
+
+
+class Forward(NamedTuple):
+    """What one pass gives.
+
+    ``hidden`` [B, L, H] after the final norm; ``taps`` [B, L, T * H] the tapped layers' outputs
+    in the order asked for, or ``None``; ``records`` for each cache what its rollback needs, or
+    ``None``.
+    """
+
+    hidden: mx.array
+    taps: mx.array | None
+    records: list[Any]
+
+
+class Target:
+    """A dense mlx-lm model with one kind of attention mask; other kinds override a method or two.
+
+    Nothing of the model is replaced or changed: the pass calls the same modules in the same
+    order as the model's own, and keeps the outputs that a drafter taps.
+    """
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+        self.language_model = language_model(model)
+        self.inner = self.language_model.model
+        self.layers = list(self.language_model.layers)
+        if len(self.layers) != len(self.inner.layers):
+            raise ValueError("A target that is split over several machines is not supported.")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, padding included."""
+        return self._head_module.weight.shape[0]
+
+    @property
+    def shape(self) -> TargetShape:
+        return TargetShape(self.inner.norm.weight.shape[0], self.vocab_size, len(self.layers))
+
+    def make_cache(self, max_kv_size: int | None = None) -> list[Any]:
+        return make_prompt_cache(self.model, max_kv_size)
+
+    def forward(
+        self,
+        tokens: mx.array,
+        cache: list[Any],
+        tap_layers: Sequence[int] = (),
+        record: bool = False,
+    ) -> Forward:
+        """Run tokens [B, L] through all layers, updating the cache in place.
+
+        Args:
+            tokens (mx.array): Token ids [B, L].
+            cache (list): The target's cache, from :meth:`make_cache`.
+            tap_layers (sequence of int): Layers whose outputs to keep, increasing.
+            record (bool): Keep what recurrent layers need to go back to any of these rows.
+        """
+        h = self.embed_inputs(tokens)
+        extras = self.layer_inputs(tokens, h, cache)
+        records, taps = [None] * len(cache), []
+        for index, layer in enumerate(self.layers):
+            layer_cache = cache[index] if index < len(cache) else None
+            if record and self.is_recurrent(index):
+                h, records[index] = self.run_recorded(layer, h, layer_cache)
+            else:
+                h = self.run_layer(index, layer, h, layer_cache, extras)
+            if index in tap_layers:
+                taps.append(h)
+        taps = mx.concatenate(taps, axis=-1) if taps else None
+        return Forward(self.inner.norm(h), taps, records)
+
+    def embed_inputs(self, tokens: mx.array) -> mx.array:
+        """What the target's own first layer reads."""
+        return self.inner.embed_tokens(tokens)
+
+    def layer_inputs(self, tokens: mx.array, h: mx.array, cache: list[Any]) -> Any:
+        """What the layers need beside ``h``: here the attention mask that all of them share."""
+        return create_attention_mask(h, cache[0])
+
+    def run_layer(self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any):
+        return layer(h, extras, cache)
+
+    def is_recurrent(self, index: int) -> bool:
+        """Whether a layer's cache is a state that cannot be trimmed."""
+        return False
+
+    def run_recorded(self, layer: nn.Module, h: mx.array, cache: Any) -> tuple[mx.array, Any]:
+        """Run a recurrent layer and also give the record that its rollback needs."""
+        raise NotImplementedError(f"{type(self).__name__} has no recurrent layers.")
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Rows for the drafter's block: the embedding as drafters were trained on it."""
+        return self.inner.embed_tokens(tokens)
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Logits of the drafter's rows: no scale or soft cap, which drafters state themselves."""
+        head = self._head_module
+        dtype = (head.scales if "scales" in head else head.weight).dtype
+        # A head in 16 bits would be widened, and read at half the speed, by a float32 row.
+        return self.unembed(hidden.astype(dtype) if mx.issubdtype(dtype, mx.floating) else hidden)
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """The target's own logits."""
+        return self.unembed(hidden)
+
+    def unembed(self, hidden: mx.array) -> mx.array:
+        """The head's matrix, tied or not."""
+        head = self._head_module
+        return head.as_linear(hidden) if isinstance(head, _EMBEDDINGS) else head(hidden)
+
+    @property
+    def _head_module(self) -> nn.Module:
+        tied = "lm_head" not in self.language_model
+        return self.inner.embed_tokens if tied else self.language_model.lm_head
+
+
+_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+
+
+def language_model(model: nn.Module) -> nn.Module:
+    """The text model inside a model that wraps one, else the model itself."""
+    while hasattr(model, "language_model"):
+        model = model.language_model
+    return model
+
+
+class SlidingTarget(Target):
+    """A model whose layers either slide or see everything, each kind with its own mask."""
+
+    def slides(self, layer: nn.Module) -> bool:
+        raise NotImplementedError
+
+    @property
+    def window(self) -> int:
+        raise NotImplementedError
+
+    def layer_inputs(self, tokens: mx.array, h: mx.array, cache: list[Any]) -> dict[bool, Any]:
+        masks = {}
+        for layer, layer_cache in zip(self.layers, cache, strict=False):
+            slides = self.slides(layer)
+            if slides not in masks:
+                window = self.window if slides else None
+                masks[slides] = create_attention_mask(h, layer_cache, window_size=window)
+        return masks
+
+    def run_layer(self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any):
+        return layer(h, extras[self.slides(layer)], cache)

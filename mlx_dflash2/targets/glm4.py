@@ -1,0 +1,5 @@
+"""GLM-4: the plain dense shape."""
+
+from .base import Target
+
+__all__ = ["Target"]

@@ -1,0 +1,5 @@
+"""Mixtral: the plain dense shape."""
+
+from .base import Target
+
+__all__ = ["Target"]

@@ -1,0 +1,5 @@
+"""Qwen2 and Qwen2.5: the plain dense shape."""
+
+from .base import Target
+
+__all__ = ["Target"]

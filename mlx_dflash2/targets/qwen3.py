@@ -1,0 +1,5 @@
+"""Qwen3: the plain dense shape."""
+
+from .base import Target
+
+__all__ = ["Target"]

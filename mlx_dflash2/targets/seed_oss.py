@@ -1,0 +1,5 @@
+"""Seed-OSS: the plain dense shape."""
+
+from .base import Target
+
+__all__ = ["Target"]
