@@ -2,36 +2,58 @@
 
 import json
 import struct
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-_FILES = ["*.json", "*.safetensors"]
+# mlx-lm's own, so that drafters come from the same hub as targets.
+from mlx_lm.utils import snapshot_download
+
+CONFIG_FILES = ("config.json",)
+DRAFTER_FILES = ("*.json", "*.safetensors")
 
 
-def resolve(path_or_hf_repo: str | Path, revision: str | None = None) -> Path:
+class Stored(NamedTuple):
+    """What a safetensors header says of one tensor."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def resolve(
+    path_or_hf_repo: str | Path,
+    revision: str | None = None,
+    files: Sequence[str] = DRAFTER_FILES,
+) -> Path:
     """The folder of a checkpoint: a local one, the hub's cached one, or a fresh download.
+
+    Args:
+        path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
+        revision (str, optional): Revision of the repository. Default: ``None``.
+        files (sequence of str): Patterns of the files to download. Default: a drafter's.
 
     Raises:
         FileNotFoundError: if there is no such folder or repository within reach.
         NotADirectoryError: if the path is a file.
     """
     path = Path(path_or_hf_repo).expanduser()
-    if path.is_dir():
+    # An empty name would be the working directory.
+    if path.is_dir() and str(path_or_hf_repo):
         return path
-    if path.exists():
+    if path.is_file():
         raise NotADirectoryError(f"{path} is a file; give the folder that holds config.json.")
     try:
         return Path(
-            snapshot_download(str(path_or_hf_repo), revision=revision, allow_patterns=_FILES)
+            snapshot_download(str(path_or_hf_repo), revision=revision, allow_patterns=list(files))
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
         raise FileNotFoundError(
-            f"{path_or_hf_repo} is neither a local folder nor a repository that the hub or its "
-            f"cache could give ({type(error).__name__})."
+            f"{str(path_or_hf_repo)!r} is neither a local folder nor a repository that the hub or "
+            f"its cache could give ({type(error).__name__})."
         ) from error
 
 
@@ -45,42 +67,70 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder} has no config.json: it is not a model folder.")
+    return _read_object(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        # Some editors put a byte order mark first.
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON: {error}.") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds a {type(config).__name__}, not an object.")
-    return config
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds a JSON {type(value).__name__}, not an object.")
+    return value
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, pattern: str = "*.safetensors") -> list[Path]:
     """The safetensors files of a complete checkpoint.
 
     An index decides which files count, unless none of those that it names is there: then it is
-    left over from another sharding.
+    left over from another sharding, and all files of the pattern count, with a warning.
 
     Raises:
         FileNotFoundError: if there are no weights, or some of the index's files are missing.
+        ValueError: if the index is malformed.
     """
-    present = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing and len(missing) < len(names):
-            raise FileNotFoundError(
-                f"Incomplete download: {folder} lacks {', '.join(missing)}, named in its index."
-            )
-        if not missing:
-            return [folder / name for name in names]
-    if not present:
-        raise FileNotFoundError(f"{folder} has a config.json but no .safetensors file.")
-    return present
+    # File systems that do not keep macOS's attributes hold them in files named `._…`.
+    found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
+    names = _indexed_names(folder / "model.safetensors.index.json")
+    missing = [name for name in names if not (folder / name).is_file()]
+    # A link of the hub's cache whose file was deleted or never arrived.
+    dangling = [file.name for file in found if not file.is_file()]
+    if names and not missing:
+        return [folder / name for name in names]
+    if dangling or (missing and len(missing) < len(names)):
+        lost = ", ".join(dict.fromkeys(missing + dangling))
+        raise FileNotFoundError(f"Incomplete download: {folder} lacks {lost}.")
+    if not found:
+        partial = sorted(file.name for file in folder.glob("*.incomplete"))
+        about = f"only {', '.join(partial)}" if partial else f"no {pattern} file"
+        raise FileNotFoundError(f"{folder} has a config.json but {about}: it has no weights.")
+    if names:
+        warnings.warn(
+            f"{folder} has an index of other files, such as {names[0]}, none of which is there; "
+            "it is ignored.",
+            stacklevel=3,
+        )
+    return found
 
 
-def read_header(file: Path) -> dict[str, dict[str, Any]]:
-    """Name, dtype and shape of every tensor of a safetensors file, without reading the tensors.
+def _indexed_names(index: Path) -> list[str]:
+    if not index.is_file():
+        return []
+    weight_map = _read_object(index).get("weight_map")
+    names = set(weight_map.values()) if _is_text_map(weight_map) else set()
+    if not names or not all(name.endswith(".safetensors") for name in names):
+        raise ValueError(f"{index} has no `weight_map` from tensors to .safetensors files.")
+    return sorted(names)
+
+
+def _is_text_map(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """Dtype and shape of every tensor of a safetensors file, without reading the tensors.
 
     Raises:
         ValueError: if the file is truncated or is not safetensors.
@@ -89,22 +139,48 @@ def read_header(file: Path) -> dict[str, dict[str, Any]]:
     with open(file, "rb") as stream:
         length = struct.unpack("<Q", stream.read(8))[0] if size >= 8 else size
         if length > size - 8:
-            raise ValueError(f"{file} is truncated or is not a safetensors file.")
+            raise ValueError(f"{file} is truncated or is not a safetensors file: {size} bytes.")
         try:
             header = json.loads(stream.read(length))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{file} has no valid safetensors header.") from error
-    header.pop("__metadata__", None)
+    if isinstance(header, dict):
+        header.pop("__metadata__", None)
+    if not isinstance(header, dict) or not all(map(_is_tensor, header.values())):
+        raise ValueError(f"{file} has no valid safetensors header.")
     end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     if 8 + length + end > size:
-        raise ValueError(f"{file} is truncated: {size} bytes of {8 + length + end}.")
-    return header
+        raise ValueError(f"{file} is truncated: it has {size} of {8 + length + end} bytes.")
+    return {name: Stored(t["dtype"], tuple(t["shape"])) for name, t in header.items()}
 
 
-def read_weights(files: list[Path]) -> dict[str, mx.array]:
-    """All tensors of a checkpoint's files, lazily loaded."""
+def _is_tensor(entry: Any) -> bool:
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return False
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    numbers = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
+    return numbers and all(type(n) is int and n >= 0 for n in shape + offsets)
+
+
+def read_headers(files: Iterable[Path]) -> dict[str, Stored]:
+    """Dtype and shape of every tensor of a checkpoint, without reading the tensors.
+
+    Raises:
+        ValueError: if a file is damaged, or two files hold the same tensor.
+    """
+    tensors, source = {}, {}
     for file in files:
-        read_header(file)
+        for name, stored in read_header(file).items():
+            if name in tensors:
+                raise ValueError(
+                    f"{file.parent} holds `{name}` twice, in {source[name]} and in {file.name}."
+                )
+            tensors[name], source[name] = stored, file.name
+    return tensors
+
+
+def read_weights(files: Iterable[Path]) -> dict[str, mx.array]:
+    """All tensors of a checkpoint's files, lazily loaded."""
     weights = {}
     for file in files:
         weights.update(mx.load(str(file)))

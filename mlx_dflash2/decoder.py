@@ -91,6 +91,9 @@ class Decoder:
         self.cache = prompt_cache if self.keeps_cache else self.target.make_cache(max_kv_size)
         check_caches(self.cache)
         kv_quantization.check(self.cache)
+        if max_kv_size is not None and (self.keeps_cache or hasattr(model, "make_cache")):
+            made = "a prompt cache is given" if self.keeps_cache else "the model makes its own"
+            warnings.warn(f"`max_kv_size` has no effect, as in mlx-lm: {made}.", stacklevel=3)
         self.judge, self.kv_quantization = judge, kv_quantization
         self.history: mx.array | None = None
         self.stream, self.stats = stream, stats

@@ -249,7 +249,7 @@ class Drafter(nn.Module):
         tokens = mx.argmax(logits, axis=-1)
         return Proposal(tokens[0], mx.all(mx.isfinite(mx.max(logits, axis=-1))))
 
-    def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+    def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""
         renamed = {}
         for name, value in weights.items():

@@ -6,6 +6,8 @@ from typing import Any
 
 from mlx_lm.models.base import BaseModelArgs
 
+from .config_fields import Fields, architectures, is_integer, refuse, section
+from .rope_config import FULL, SLIDING, rope_parameters
 from .speculators import from_speculators, is_speculators
 
 GENERATIONS = {
@@ -14,9 +16,19 @@ GENERATIONS = {
     "Qwen3DFlashDraftModel": 1,
     "MuseGlimmerAssistantModel": 1,
 }
-SLIDING, FULL = "sliding_attention", "full_attention"
 # Fields that the configs of one architecture leave out.
 _UNSTATED = {"MuseGlimmerAssistantModel": {"vocab_size": 202048, "is_causal": False}}
+# Largest values that are still plausible, so that a typo is an error and not a crash.
+_SIZES = {
+    "hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 256,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "head_dim": 1024,
+    "vocab_size": 2**24,
+}
+_MAX_BLOCK, _MAX_TARGET_LAYERS, _MAX_CONV, _MAX_RANK = 1024, 4096, 64, 2**16
 
 
 @dataclass
@@ -66,16 +78,18 @@ class DrafterArgs(BaseModelArgs):
             ValueError: naming the field, the value found and what is allowed.
         """
         config = from_speculators(params) if is_speculators(params) else params
-        for name in config.get("architectures") or []:
+        config = {name: value for name, value in config.items() if value is not None}
+        for name in architectures(config):
             config = _UNSTATED.get(name, {}) | config
-        _refuse_other_families(config)
-        values = {name: _required(config, name) for name in _SHAPE}
-        values |= _block_fields(config, values["num_hidden_layers"])
-        values |= _layer_fields(config, values["num_hidden_layers"])
-        values |= _transform_fields(config)
-        args = cls(**values, generation=_generation(config))
-        args._check()
-        return args
+        fields = Fields(config)
+        generation = _generation(config)
+        _refuse_other_families(fields)
+        values = _shape_fields(fields)
+        values |= _block_fields(fields, values["num_hidden_layers"])
+        values |= _layer_fields(fields, values["num_hidden_layers"], values["head_dim"])
+        values |= _generation_fields(fields, values, generation)
+        values |= _transform_fields(fields)
+        return cls(**values, generation=generation, quantization=_quantization(config))
 
     def __post_init__(self):
         if self.target_hidden_size is None:
@@ -94,109 +108,73 @@ class DrafterArgs(BaseModelArgs):
         """Rows of context that the deepest-seeing layer reads; None when a layer reads all."""
         return self.sliding_window - 1 if FULL not in self.layer_types else None
 
-    def _check(self):
-        ids, depth = self.target_layer_ids, self.num_target_layers
-        ordered = all(a < b for a, b in pairwise(ids))
-        _expect(ids and ordered and ids[0] >= 0 and ids[-1] < depth, "target_layer_ids", ids)(
-            f"increasing layer numbers from 0 to {depth - 1}"
-        )
-        _expect(self.block_size >= 1, "block_size", self.block_size)("1 or more")
-        _expect(self.mask_token_id >= 0, "mask_token_id", self.mask_token_id)("a token id")
-        heads, kv_heads = self.num_attention_heads, self.num_key_value_heads
-        _expect(heads % kv_heads == 0, "num_key_value_heads", kv_heads)(f"a divisor of {heads}")
-        if self.has_conv:
-            group = self.conv_group_size
-            divides = group > 0 and self.hidden_size % group == 0
-            _expect(divides, "conv_group_size", group)(
-                f"a divisor of hidden_size {self.hidden_size}"
-            )
-        if self.generation == 2:
-            _expect(self.selector_rank > 0, "selector_rank", self.selector_rank)("1 or more")
-            top_k = self.selector_top_k
-            _expect(1 <= top_k <= self.vocab_size, "selector_top_k", top_k)("1 to vocab_size")
-        else:
-            found = {"selector_rank": self.selector_rank, "conv_kernel_size": self.conv_kernel_size}
-            for name, value in found.items():
-                _expect(not value, name, value)("absent for a DFlash 1 architecture")
 
-
-_SHAPE = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
-
-
-def _expect(ok: Any, name: str, found: Any):
-    def allowed(text: str):
-        if not ok:
-            raise ValueError(f"Drafter config: `{name}` is {found!r} but has to be {text}.")
-
-    return allowed
-
-
-def _required(config: dict, name: str) -> Any:
-    value = _lookup(config, name)
-    _expect(value is not None, name, "missing")("given")
-    return value
-
-
-def _lookup(config: dict, name: str, default: Any = None) -> Any:
-    """A field of ``dflash_config``, else of the top level, else the default."""
-    for level in (config.get("dflash_config") or {}, config):
-        if level.get(name) is not None:
-            return level[name]
-    return default
-
-
-def _generation(config: dict) -> int:
-    architectures = config.get("architectures") or []
-    for name in architectures:
+def _generation(config: dict[str, Any]) -> int:
+    for name in architectures(config):
         if name in GENERATIONS:
             return GENERATIONS[name]
-    _expect(False, "architectures", architectures)("one of " + ", ".join(GENERATIONS))
+    refuse("architectures", config.get("architectures"), "one of " + ", ".join(GENERATIONS))
 
 
-def _refuse_other_families(config: dict):
-    _generation(config)
-    projector = _lookup(config, "projector_type")
-    _expect(projector is None, "projector_type", projector)("absent: only DFlash 1 and 2 are read")
+def _refuse_other_families(fields: Fields):
+    """Refuse what another kind of drafter needs, or what would change the computation."""
     for name, neutral in (
-        ("markov_rank", 0),
-        ("attention_sink_bias", False),
-        ("attention_bias", False),
-        ("partial_rotary_factor", 1.0),
-        ("hidden_act", "silu"),
-        ("sample_from_anchor", False),
-        ("attention_value_scale", 1.0),
-        ("draft_vocab_size", config.get("vocab_size")),
+        ("projector_type", (None,)),
+        ("markov_rank", (0,)),
+        ("sample_from_anchor", (False,)),
+        ("attention_sink_bias", (False,)),
+        ("attention_value_scale", (1.0,)),
+        ("backbone_rotary_base", (None,)),
+        ("attention_bias", (False,)),
+        ("mlp_bias", (False,)),
+        ("partial_rotary_factor", (1.0,)),
+        ("hidden_act", ("silu", "swish")),
     ):
-        value = _lookup(config, name, neutral)
-        _expect(value == neutral, name, value)(f"{neutral!r} or absent")
-    method = (config.get("quantization_config") or {}).get("quant_method")
-    _expect(method is None, "quantization_config.quant_method", method)("absent: MLX format only")
+        value = fields.get(name, neutral[0])
+        if value not in neutral:
+            plain = "" if neutral[0] is None else f"{neutral[0]!r} or "
+            refuse(name, value, f"{plain}absent: a drafter of another family")
+    size, full = fields.get("draft_vocab_size"), fields.get("vocab_size")
+    if size is not None and size != full:
+        refuse("draft_vocab_size", size, f"vocab_size {full}: no reduced vocabulary is supported")
 
 
-def _block_fields(config: dict, num_layers: int) -> dict[str, Any]:
-    ids = _lookup(config, "target_layer_ids")
-    depth = _lookup(config, "num_target_layers")
-    declared = depth is not None
+def _shape_fields(fields: Fields) -> dict[str, Any]:
+    for name in (*_SIZES, "rms_norm_eps"):
+        fields.required(name)
+    values = {name: fields.integer(name, 1, most) for name, most in _SIZES.items()}
+    heads, kv_heads = values["num_attention_heads"], values["num_key_value_heads"]
+    if heads % kv_heads:
+        refuse("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads {heads}")
+    if values["head_dim"] % 2 or values["head_dim"] < 4:
+        refuse("head_dim", values["head_dim"], "an even number from 4 on")
+    positions = fields.integer("max_position_embeddings", 1, 2**31 - 1, 32768)
+    hidden = fields.integer("target_hidden_size", 1, _SIZES["hidden_size"], values["hidden_size"])
+    return values | {
+        "rms_norm_eps": fields.positive("rms_norm_eps"),
+        "max_position_embeddings": positions,
+        "target_hidden_size": hidden,
+    }
+
+
+def _block_fields(fields: Fields, num_layers: int) -> dict[str, Any]:
+    ids = fields.get("target_layer_ids")
+    depth = fields.integer("num_target_layers", 1, _MAX_TARGET_LAYERS)
     if ids is None:
-        _expect(declared, "target_layer_ids", "missing")("given, or num_target_layers")
+        if depth is None:
+            refuse("target_layer_ids", None, "given, or num_target_layers")
         ids = default_target_layer_ids(num_layers, depth)
+    most = (depth or _MAX_TARGET_LAYERS) - 1
+    listed = isinstance(ids, list) and ids and all(is_integer(i, 0, most) for i in ids)
+    if not listed or any(a >= b for a, b in pairwise(ids)):
+        refuse("target_layer_ids", ids, f"a list of increasing layer numbers from 0 to {most}")
+    fields.required("mask_token_id")
     return {
-        "block_size": int(_lookup(config, "block_size", 16)),
+        "block_size": fields.integer("block_size", 1, _MAX_BLOCK, 16),
         "target_layer_ids": list(ids),
-        "mask_token_id": int(_required(config, "mask_token_id")),
-        "num_target_layers": depth if declared else max(ids, default=-1) + 1,
-        "num_target_layers_declared": declared,
-        "target_hidden_size": _lookup(config, "target_hidden_size"),
+        "mask_token_id": fields.integer("mask_token_id", 0, _SIZES["vocab_size"] - 1),
+        "num_target_layers": ids[-1] + 1 if depth is None else depth,
+        "num_target_layers_declared": depth is not None,
     }
 
 
@@ -208,62 +186,93 @@ def default_target_layer_ids(num_layers: int, num_target_layers: int) -> list[in
     return [round(1 + i * step) for i in range(num_layers)]
 
 
-def _layer_fields(config: dict, num_layers: int) -> dict[str, Any]:
-    use_swa = bool(_lookup(config, "use_swa", False)) and not config.get("layer_types")
-    default = [SLIDING if use_swa else FULL] * num_layers
-    layer_types = list(config.get("layer_types") or default)
-    known = len(layer_types) == num_layers and set(layer_types) <= {SLIDING, FULL}
-    _expect(known, "layer_types", layer_types)(f"{num_layers} of {SLIDING!r} or {FULL!r}")
-    window = config.get("sliding_window") or _lookup(config, "swa_window_size")
-    if SLIDING in layer_types:
-        _expect(isinstance(window, int) and window > 1, "sliding_window", window)("2 or more")
+def _layer_fields(fields: Fields, num_layers: int, head_dim: int) -> dict[str, Any]:
+    name, layer_types = fields.first("layer_types", "dflash_config.layer_types")
+    use_swa = fields.flag("use_swa", False) and layer_types is None
+    if layer_types is None:
+        layer_types = [SLIDING if use_swa else FULL] * num_layers
+    known = isinstance(layer_types, list) and all(kind in (SLIDING, FULL) for kind in layer_types)
+    if not known or len(layer_types) != num_layers:
+        refuse(name, layer_types, f"{num_layers} times {SLIDING!r} or {FULL!r}, one a layer")
+    name, window = fields.first(
+        "sliding_window",
+        "dflash_config.swa_window_size",
+        "dflash_config.sliding_window",
+        "swa_window_size",
+    )
+    if SLIDING in layer_types and not is_integer(window, 2):
+        refuse(name, window, "an integer from 2 on, for the sliding layers")
+    # Rotations are the same for all layers of a kind.
+    ropes = {kind: rope_parameters(fields, kind, head_dim) for kind in set(layer_types)}
+    _, neox = fields.first("rope_is_neox_style", "is_neox_style")
+    if neox is not None and not isinstance(neox, bool):
+        refuse("rope_is_neox_style", neox, "true or false")
     return {
-        "layer_types": layer_types,
+        "layer_types": list(layer_types),
         "sliding_window": window if SLIDING in layer_types else None,
-        "causal": [_causal(config, kind, use_swa) for kind in layer_types],
-        "rope_parameters": [_rope_parameters(config, kind) for kind in layer_types],
-        "rope_traditional": not config.get("rope_is_neox_style", config.get("is_neox_style", True)),
+        "causal": _causal(fields, layer_types, use_swa),
+        "rope_parameters": [ropes[kind] for kind in layer_types],
+        "rope_traditional": neox is False,
     }
 
 
-def _causal(config: dict, layer_type: str, use_swa: bool) -> bool:
-    nested = config.get("dflash_config") or {}
-    for value in (
-        config.get("is_causal"),
-        nested.get("is_causal"),
-        config.get("dflash_query_causal"),
-    ):
-        if value is not None:
-            return bool(value)
+def _causal(fields: Fields, layer_types: list[str], use_swa: bool) -> list[bool]:
+    name, value = fields.first(
+        "is_causal",
+        "dflash_config.causal",
+        "dflash_config.is_causal",
+        "dflash_query_causal",
+    )
+    if value is not None and not isinstance(value, bool):
+        refuse(name, value, "true, false or absent")
+    if value is not None:
+        return [value] * len(layer_types)
     # Drafters that predate the field: their sliding layers were trained causal.
-    return layer_type == SLIDING and not use_swa
+    return [kind == SLIDING and not use_swa for kind in layer_types]
 
 
-def _rope_parameters(config: dict, layer_type: str) -> dict[str, Any]:
-    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    nested = dict(nested.get(layer_type, nested))
-    theta, flat = nested.pop("rope_theta", None), config.get("rope_theta")
-    _expect(theta or flat, "rope_theta", "missing")("given, flat or in rope_parameters")
-    agree = theta is None or flat is None or theta == flat
-    _expect(agree, "rope_theta", flat)(f"{theta}, as in rope_parameters")
-    factor = nested.pop("partial_rotary_factor", 1.0)
-    _expect(factor == 1.0, "rope_parameters.partial_rotary_factor", factor)("1.0 or absent")
-    nested.pop("mrope_section", None)
-    nested.setdefault("rope_type", nested.pop("type", "default"))
-    return nested | {"rope_theta": float(flat if theta is None else theta)}
-
-
-def _transform_fields(config: dict) -> dict[str, Any]:
-    softcap = _lookup(config, "final_logit_softcapping")
-    quantization = config.get("quantization") or config.get("quantization_config")
-    return {
-        "conv_kernel_size": int(_lookup(config, "conv_kernel_size", 0)),
-        "conv_group_size": int(_lookup(config, "conv_group_size", 16)),
-        "selector_rank": int(_lookup(config, "selector_rank", 0)),
-        "selector_top_k": int(_lookup(config, "selector_top_k", 0)),
-        "selector_vocab_size": _lookup(config, "selector_vocab_size"),
-        "input_embedding_scale": float(_lookup(config, "input_embedding_scale", 1.0)),
-        "output_multiplier": float(_lookup(config, "output_multiplier", 1.0)),
-        "final_logit_softcapping": float(softcap) if softcap and softcap > 0 else None,
-        "quantization": quantization,
+def _generation_fields(fields: Fields, shape: dict[str, Any], generation: int) -> dict[str, Any]:
+    """Convolution and selector: what makes a DFlash 2 drafter, and no DFlash 1 drafter has."""
+    hidden, vocab = shape["hidden_size"], shape["vocab_size"]
+    values = {
+        "conv_kernel_size": fields.integer("conv_kernel_size", 0, _MAX_CONV, 0),
+        "conv_group_size": fields.integer("conv_group_size", 0, _SIZES["hidden_size"], 16),
+        "selector_rank": fields.integer("selector_rank", 0, _MAX_RANK, 0),
+        "selector_top_k": fields.integer("selector_top_k", 0, vocab, 0),
+        "selector_vocab_size": fields.integer("selector_vocab_size", 1, vocab),
     }
+    group, top_k = values["conv_group_size"], values["selector_top_k"]
+    if generation == 1:
+        for name in ("selector_rank", "conv_kernel_size"):
+            if values[name]:
+                refuse(name, values[name], "absent or 0 for a DFlash 1 architecture")
+        return values
+    if values["conv_kernel_size"] and (group == 0 or hidden % group):
+        refuse("conv_group_size", group, f"a divisor of hidden_size {hidden}")
+    for name in ("selector_rank", "selector_top_k"):
+        if not values[name]:
+            refuse(name, values[name], "1 or more for a DFlash 2 architecture")
+    most = values["selector_vocab_size"] or vocab
+    if top_k > most:
+        refuse("selector_top_k", top_k, f"at most selector_vocab_size {most}")
+    return values
+
+
+def _transform_fields(fields: Fields) -> dict[str, Any]:
+    softcap = fields.get("final_logit_softcapping")
+    off = isinstance(softcap, int | float) and not isinstance(softcap, bool) and softcap <= 0
+    return {
+        "input_embedding_scale": fields.positive("input_embedding_scale", 1.0),
+        "output_multiplier": fields.positive("output_multiplier", 1.0),
+        "final_logit_softcapping": None if off else fields.positive("final_logit_softcapping"),
+    }
+
+
+def _quantization(config: dict[str, Any]) -> dict[str, Any] | None:
+    """MLX's own description; those of other formats are refused, as their weights would be."""
+    for name in ("quantization_config", "compression_config", "quantization"):
+        method = section(config, name).get("quant_method")
+        if method is not None:
+            refuse(f"{name}.quant_method", method, "absent: only MLX's quantisation is read")
+    section_found = section(config, "quantization") or section(config, "quantization_config")
+    return section_found or None

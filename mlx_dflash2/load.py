@@ -1,55 +1,52 @@
 """Loading: a folder or hub repository to a drafter, or to a target and its tokenizer."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 import mlx_lm
-from mlx.utils import tree_flatten
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
-from .checkpoint import read_config, read_weights, resolve, weight_files
+from .checkpoint import (
+    CONFIG_FILES,
+    read_config,
+    read_header,
+    read_headers,
+    read_weights,
+    resolve,
+    weight_files,
+)
+from .config_fields import architectures
 from .drafter import Drafter
 from .drafter_args import GENERATIONS, DrafterArgs
 from .speculators import is_speculators
+from .weights import cast, fit_to, main_dtype, quantise
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
-# The large matrices; norms, convolutions and the selector stay in their dtype.
-QUANTISED_AT_LOAD = (
-    "fc",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
 
 
 def is_drafter(config: dict[str, Any]) -> bool:
     """Whether a config.json describes a DFlash drafter rather than a language model."""
-    architectures = config.get("architectures") or []
+    names = architectures(config)
     return (
         is_speculators(config)
         or "dflash_config" in config
-        or any(name in GENERATIONS or "DFlash" in name for name in architectures)
+        or any(name in GENERATIONS or "DFlash" in name for name in names)
     )
 
 
 def read_drafter_args(path_or_hf_repo: str | Path, revision: str | None = None) -> DrafterArgs:
-    """Read only the config of a drafter.
+    """Read only the config of a drafter; nothing else is downloaded.
 
     Raises:
         FileNotFoundError, NotADirectoryError, ValueError: in one line, as :func:`load_drafter`.
     """
-    folder = resolve(path_or_hf_repo, revision)
-    config = read_config(folder)
+    config = read_config(resolve(path_or_hf_repo, revision, CONFIG_FILES))
     if not is_drafter(config):
-        kind = config.get("architectures") or config.get("model_type")
+        kind = ", ".join(architectures(config)) or config.get("model_type") or "no known kind"
         raise ValueError(
-            f"{path_or_hf_repo} is not a DFlash drafter: its config.json describes {kind}."
+            f"{path_or_hf_repo}, given as the draft model, is not a DFlash drafter: its "
+            f"config.json describes a model of {kind}; if it is the target, give it as the model."
         )
     return DrafterArgs.from_dict(config)
 
@@ -69,8 +66,8 @@ def load_drafter(
         bits (int, optional): Quantise the large matrices to 4 or 8 bits. Default: ``None``.
         group_size (int): Group size of that quantisation: 32, 64 or 128. Default: ``64``.
         dtype (mx.Dtype, optional): ``mx.bfloat16`` or ``mx.float32`` for everything that is not
-            quantised. float16 overflows in these models. Default: ``None``, the checkpoint's
-            dtype, with float16 widened to float32.
+            quantised. float16 overflows in these models. Default: ``None``, the dtype of most
+            of the checkpoint, with float16 widened to float32.
         revision (str, optional): Revision of the repository. Default: ``None``.
 
     Raises:
@@ -78,127 +75,77 @@ def load_drafter(
         NotADirectoryError: if the path is a file.
         ValueError: if an argument, a field of the config or a tensor is not as it has to be.
     """
-    if bits not in (None, 4, 8):
-        raise ValueError(f"`bits` has to be 4, 8 or None but is {bits!r}.")
-    if group_size not in (32, 64, 128):
-        raise ValueError(f"`group_size` has to be 32, 64 or 128 but is {group_size!r}.")
-    if dtype is not None and dtype not in DTYPES.values():
-        raise ValueError(f"`dtype` has to be one of {', '.join(DTYPES)} or None but is {dtype}.")
+    _check_options(bits, group_size, dtype)
     args = read_drafter_args(path_or_hf_repo, revision)
     if bits is not None and args.quantization:
         raise ValueError(
             f"`bits` is {bits} but {path_or_hf_repo} is already quantised; leave `bits` out."
         )
+    files = weight_files(resolve(path_or_hf_repo, revision))
     drafter = Drafter(args)
-    weights = drafter.sanitize(read_weights(weight_files(resolve(path_or_hf_repo, revision))))
-    if args.quantization:
-        _quantise_as_stored(drafter, weights)
-    _check_weights(drafter, weights)
-    drafter.load_weights(list(_cast(weights, dtype).items()))
+    stored = drafter.sanitize(read_headers(files))
+    fit_to(drafter, stored)
+    weights = drafter.sanitize(read_weights(files))
+    drafter.load_weights(cast(weights, dtype or main_dtype(stored)))
+    # The file's arrays would outlive the cast or quantised ones made from them.
     weights.clear()
     if bits is not None:
-        _quantise(drafter, bits, group_size)
+        quantise(drafter, bits, group_size)
     drafter.eval()
     # Derived constants, such as rotation frequencies, are no parameters but arrays all the same.
-    mx.eval([value for module in drafter.modules() for value in module.values()])
+    # One module at a time: its tensors as stored are gone before the next one's are read.
+    for module in drafter.modules():
+        mx.eval([value for value in module.values() if isinstance(value, mx.array)])
     return drafter
 
 
-def _quantise_as_stored(drafter: Drafter, weights: dict[str, mx.array]):
-    """Make a module quantised where, and as, the checkpoint holds it quantised."""
-
-    def stored(path: str, module: nn.Module) -> bool | dict[str, Any]:
-        if f"{path}.scales" not in weights:
-            return False
-        override = drafter.args.quantization.get(path)
-        return override if isinstance(override, dict) else True
-
-    default = drafter.args.quantization
-    missing = [name for name in ("group_size", "bits") if name not in default]
-    if missing:
-        raise ValueError(f"Drafter config: `quantization` lacks {' and '.join(missing)}.")
-    nn.quantize(
-        drafter,
-        group_size=default["group_size"],
-        bits=default["bits"],
-        mode=default.get("mode", "affine"),
-        class_predicate=stored,
-    )
+def _check_options(bits: Any, group_size: Any, dtype: Any):
+    if bits is not None and (type(bits) is not int or bits not in (4, 8)):
+        raise ValueError(f"`bits` has to be 4, 8 or None but is {bits!r}.")
+    if type(group_size) is not int or group_size not in (32, 64, 128):
+        raise ValueError(f"`group_size` has to be 32, 64 or 128 but is {group_size!r}.")
+    known = isinstance(dtype, mx.Dtype) and dtype in DTYPES.values()
+    if dtype is not None and not known:
+        raise ValueError(f"`dtype` has to be one of {', '.join(DTYPES)} or None but is {dtype!r}.")
 
 
-def _check_weights(drafter: Drafter, weights: dict[str, mx.array]):
-    expected = dict(tree_flatten(drafter.parameters()))
-    own = [name for name in weights if name.startswith(("lm_head.", "embed_tokens.", "t2d", "d2t"))]
-    if own:
-        raise ValueError(
-            f"The drafter has a vocabulary of its own (`{own[0]}`); only drafters that share the "
-            "target's embedding and head are supported."
-        )
-    for kind, names in (
-        ("is missing", sorted(expected.keys() - weights.keys())),
-        ("is unexpected", sorted(weights.keys() - expected.keys())),
-    ):
-        if names:
-            more = f", and {len(names) - 1} more" if len(names) > 1 else ""
-            raise ValueError(
-                f"The drafter's weights do not match its config: `{names[0]}` {kind}{more}."
-            )
-    for name, parameter in expected.items():
-        if weights[name].shape != parameter.shape:
-            raise ValueError(
-                f"The drafter's `{name}` has shape {list(weights[name].shape)} but its config "
-                f"asks for {list(parameter.shape)}."
-            )
-
-
-def _cast(weights: dict[str, mx.array], dtype: mx.Dtype | None) -> dict[str, mx.array]:
-    def cast(value: mx.array) -> mx.array:
-        if not mx.issubdtype(value.dtype, mx.floating):
-            return value
-        if dtype is None:
-            return value.astype(mx.float32) if value.dtype == mx.float16 else value
-        return value.astype(dtype)
-
-    return {name: cast(value) for name, value in weights.items()}
-
-
-def _quantise(drafter: Drafter, bits: int, group_size: int):
-    left = []
-
-    def large(path: str, module: nn.Module) -> bool:
-        if path.rsplit(".", 1)[-1] not in QUANTISED_AT_LOAD:
-            return False
-        fits = module.weight.shape[-1] % group_size == 0
-        if not fits:
-            left.append(path)
-        return fits
-
-    nn.quantize(drafter, group_size=group_size, bits=bits, class_predicate=large)
-    if left:
-        warnings.warn(
-            f"{len(left)} matrices of the drafter, first `{left[0]}`, are not quantised: "
-            f"`group_size` {group_size} does not divide their rows.",
-            stacklevel=3,
-        )
-
-
-def load(path_or_hf_repo: str, **kwargs: Any) -> tuple[Any, ...]:
+def load(path_or_hf_repo: str | Path, **kwargs: Any) -> tuple[Any, ...]:
     """Load a target and its tokenizer: :func:`mlx_lm.load`, after a look at what it is given.
 
+    The tokenizer stops at the end-of-sequence ids of all of its own settings, config.json and
+    generation_config.json; mlx-lm leaves out config.json's where the last has some.
+
     Args:
-        path_or_hf_repo (str): A folder, or a repository of the Hugging Face hub.
+        path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
         kwargs: Passed to :func:`mlx_lm.load`.
 
     Raises:
-        ValueError: if it is a drafter.
+        FileNotFoundError: if the folder, its config or a weight file is missing.
+        NotADirectoryError: if the path is a file.
+        ValueError: if it is a drafter, or its weights are damaged.
     """
-    folder = Path(path_or_hf_repo).expanduser()
-    if folder.exists():
-        config = read_config(resolve(folder))
-        if is_drafter(config):
-            raise ValueError(
-                f"{path_or_hf_repo} is a DFlash drafter; give it as the draft model, and as the "
-                "model the language model that it was made for."
-            )
-        weight_files(folder)
-    return mlx_lm.load(path_or_hf_repo, **kwargs)
+    revision = kwargs.get("revision")
+    # The config alone first: a drafter's weights are then neither downloaded nor read.
+    config = read_config(resolve(path_or_hf_repo, revision, CONFIG_FILES))
+    if is_drafter(config):
+        raise ValueError(
+            f"{path_or_hf_repo}, given as the model, is a drafter; give it as the draft model, "
+            "and as the model the language model that it was made for."
+        )
+    folder = resolve(path_or_hf_repo, revision, DEFAULT_ALLOW_PATTERNS)
+    for file in weight_files(folder, "model*.safetensors"):
+        read_header(file)
+    model, tokenizer, *rest = mlx_lm.load(str(folder), **kwargs)
+    missing = _stop_ids(config) - set(tokenizer.eos_token_ids)
+    if missing:
+        tokenizer.eos_token_ids = set(tokenizer.eos_token_ids) | missing
+    return model, tokenizer, *rest
+
+
+def _stop_ids(config: dict[str, Any]) -> set[int]:
+    """End-of-sequence ids of a config.json, also those of a nested text model."""
+    ids = set()
+    for level in (config, config.get("text_config")):
+        found = level.get("eos_token_id") if isinstance(level, dict) else None
+        ids |= {i for i in (found if isinstance(found, list) else [found]) if type(i) is int}
+    return ids

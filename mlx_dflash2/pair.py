@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from .config_fields import is_integer
 from .drafter_args import DrafterArgs
 
 # Heads are padded to different multiples by different exports of one vocabulary.
@@ -22,13 +23,17 @@ class TargetShape:
         """Read the shape from a target's config.json, also where the text model is nested.
 
         Raises:
-            ValueError: naming the field that is missing.
+            ValueError: naming the field that is missing or no positive integer.
         """
-        text = config | (config.get("text_config") or {})
+        nested = config.get("text_config") or {}
+        if not isinstance(nested, dict):
+            raise ValueError(f"Target config: `text_config` is {nested!r} but has to be an object.")
+        text = config | {name: value for name, value in nested.items() if value is not None}
         names = ("hidden_size", "vocab_size", "num_hidden_layers")
         for name in names:
-            if not isinstance(text.get(name), int):
-                raise ValueError(f"Target config: `{name}` is {text.get(name)!r}, not a number.")
+            if not is_integer(text.get(name), 1):
+                found = text.get(name)
+                raise ValueError(f"Target config: `{name}` is {found!r} but has to be 1 or more.")
         return cls(*(text[name] for name in names))
 
 
@@ -57,5 +62,7 @@ def check_fit(args: DrafterArgs, shape: TargetShape):
         refuse("target_layer_ids", args.target_layer_ids, f"the target has layers 0 to {depth - 1}")
     if abs(args.vocab_size - vocab) > MAX_VOCAB_PADDING:
         refuse("vocab_size", args.vocab_size, f"the target's is {vocab}")
+    if args.selector_top_k > vocab:
+        refuse("selector_top_k", args.selector_top_k, f"the target has {vocab} tokens")
     if args.mask_token_id >= vocab:
         refuse("mask_token_id", args.mask_token_id, f"the target embeds ids below {vocab}")
