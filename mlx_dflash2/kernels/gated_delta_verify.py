@@ -83,6 +83,25 @@ def gated_delta_verify_kernel(
     )
 
 
+def has_kernel(
+    q: mx.array, k: mx.array, v: mx.array, g: mx.array, beta: mx.array, state: mx.array
+) -> bool:
+    """Whether the kernel runs for rows like these; it does not for a decay of each column."""
+    if g.ndim != 3 or k.size == 0:
+        return False
+    Hk, Dk, Hv, Dv = *k.shape[2:], *v.shape[2:]
+    dtypes = tuple(x.dtype for x in (q, k, v, g, beta, state))
+
+    def example() -> tuple:
+        shapes = [(1, 2, Hk, Dk)] * 2 + [(1, 2, Hv, Dv)] + [(1, 2, Hv)] * 2 + [(1, Hv, Dv, Dk)]
+        new = [pattern(s, d, i) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=True))]
+        return *new, tuple(x * 0.5 for x in new[1:5]), mx.ones((1,), mx.int32)
+
+    specialisation = (Hk, Dk, Hv, Dv, *dtypes)
+    kernel, ops = gated_delta_verify_kernel, gated_delta_verify_ops
+    return use_kernel(kernel, ops, specialisation, example)
+
+
 def gated_delta_verify(
     q: mx.array,
     k: mx.array,
@@ -93,19 +112,7 @@ def gated_delta_verify(
     past: Past,
     kept: mx.array,
 ) -> tuple[mx.array, mx.array]:
-    """:func:`gated_delta_verify_kernel` where it runs, else :func:`gated_delta_verify_ops`.
-
-    A decay for each column, [B, T, Hv, Dk], has the plain form only.
-    """
-    heads = (*k.shape[2:], *v.shape[2:])
-    dtypes = tuple(x.dtype for x in (q, k, v, g, beta, state, *past, kept))
-
-    def example() -> tuple:
-        Hk, Dk, Hv, Dv = heads
-        shapes = [(1, 2, Hk, Dk)] * 2 + [(1, 2, Hv, Dv)] + [(1, 2, Hv)] * 2 + [(1, Hv, Dv, Dk)]
-        new = [pattern(s, d, salt=i) for i, (s, d) in enumerate(zip(shapes, dtypes, strict=False))]
-        return *new, tuple(x * 0.5 for x in new[1:5]), mx.ones((1,), kept.dtype)
-
-    kernel, ops = gated_delta_verify_kernel, gated_delta_verify_ops
-    runs = g.ndim == 3 and use_kernel(kernel, ops, (*heads, *dtypes), example)
-    return (kernel if runs else ops)(q, k, v, g, beta, state, past, kept)
+    """:func:`gated_delta_verify_kernel` where it runs, else :func:`gated_delta_verify_ops`."""
+    runs = has_kernel(q, k, v, g, beta, state)
+    form = gated_delta_verify_kernel if runs else gated_delta_verify_ops
+    return form(q, k, v, g, beta, state, past, kept)
