@@ -30,6 +30,15 @@ class LayerContext:
         if self.size is not None:
             self._begin = max(self._begin, self._end - self.size)
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The rows held, [B, n_kv_heads, S, head_dim] each."""
+        rows = slice(self._begin, self._end)
+        return self.keys[:, :, rows], self.values[:, :, rows]
+
+    def drop(self, count: int):
+        """Forget the newest rows; those that had to make room for them do not come back."""
+        self._end = max(self._begin, self._end - count)
+
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The context followed by a block's rows, which are not kept."""
         self._write(keys, values)
@@ -84,6 +93,13 @@ class DrafterContext:
             same = {k: mask for k, mask in self._masks.items() if k[0] == key[0]}
             self._masks = same | {key: block_mask(*key)}
         return self._masks[key]
+
+    def trim_to(self, position: int):
+        """Forget the rows from an absolute position on."""
+        if position < self.offset:
+            for layer in self.layers:
+                layer.drop(self.offset - position)
+            self.offset = position
 
     @property
     def state(self) -> list[mx.array]:

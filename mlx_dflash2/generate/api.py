@@ -15,6 +15,7 @@ from ..decoder import Decoder
 from ..drafter import Proposer
 from ..judge import Judge
 from ..kv_quantization import KVQuantization
+from ..prompt_cache import DFlashPromptCache
 from ..stats import Stats
 from ..text import encode_prompt, responses
 
@@ -36,7 +37,7 @@ def dflash_generate_step(
     block_size: int | None = None,
     verify_width: int | None = None,
     max_kv_size: int | None = None,
-    prompt_cache: list[Any] | None = None,
+    prompt_cache: list[Any] | DFlashPromptCache | None = None,
     prefill_step_size: int = DEFAULT_PREFILL_STEP_SIZE,
     kv_bits: int | None = None,
     kv_group_size: int = 64,
@@ -67,9 +68,9 @@ def dflash_generate_step(
           ``block_size``. Default: ``block_size``.
         max_kv_size (int, optional): Maximum size of the key-value cache; as in mlx-lm it applies
           where no ``prompt_cache`` is given and the model does not make its own caches.
-        prompt_cache (list, optional): The target's caches for what comes before the prompt.
-          They are updated in place: when the generator ends or is closed they cover exactly
-          the prompt and the yielded tokens.
+        prompt_cache (list or DFlashPromptCache, optional): The caches of what comes before the
+          prompt: the target's, or also the drafter's context. They are updated in place: when the
+          generator ends or is closed they cover exactly the prompt and the yielded tokens.
         prefill_step_size (int): Prompt tokens to process at a time. Default: ``2048``.
         kv_bits, kv_group_size, quantized_kv_start (int): Quantisation of the key-value cache, as
           in mlx-lm.
