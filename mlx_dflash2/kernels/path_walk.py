@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ._common import MAX_K, build, pattern, scalar, use_kernel
+from ._common import MAX_K, build, pattern, scalar, unused, use_kernel
 
 HEADERS = ("order.h", "choose.h")
 OUTPUTS = ("tokens", "choices", "q")
@@ -57,7 +57,7 @@ def _check(temperature: float, uniforms: mx.array | None) -> None:
 def drawing_inputs(temperature: float, uniforms: mx.array | None) -> list[mx.array]:
     """The inputs that only a sampled walk reads."""
     _check(temperature, uniforms)
-    return [scalar(temperature), uniforms if temperature > 0 else mx.zeros((1,))]
+    return [scalar(temperature), uniforms if temperature > 0 else unused(mx.float32)]
 
 
 def output_spec(candidates: mx.array) -> dict[str, list]:

@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ._common import MAX_K, build, pattern, scalar, use_kernel
+from ._common import MAX_K, build, pattern, scalar, unused, use_kernel
 
 _THREADS = 256
 _MAX_PER_THREAD = 32
@@ -94,7 +94,7 @@ def _launch(
     return kernel(
         inputs=[
             x,
-            mx.zeros((1,), mx.uint32) if ids is None else ids,
+            unused(mx.uint32) if ids is None else ids,
             scalar(multiplier),
             scalar(softcap or 1.0),
         ],

@@ -59,7 +59,7 @@ class GatedDeltaRecord:
         past, kept = self.past, 0
         if latest is not None and latest.replayed is state:
             past, kept, state = latest.past, latest.kept, latest.state
-        kept = mx.full((q.shape[0],), kept, mx.int32)
+        kept = mx.array([kept] * q.shape[0], mx.int32)
         output, self.state = gated_delta_verify(q, *self.past, state, past, kept)
         return output
 

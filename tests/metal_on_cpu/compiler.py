@@ -70,7 +70,7 @@ MODES = {
         "-fsanitize=array-bounds,shift,integer-divide-by-zero,signed-integer-overflow,"
         "float-cast-overflow,bool",
     ],
-    "fast": ["-O2", "-gline-tables-only"],
+    "fast": ["-O1", "-gline-tables-only"],
 }
 _ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": "t->dispatch_simdgroups * 8",

@@ -20,7 +20,6 @@ def few():
 
 
 def test_the_table(kernels, arguments, monkeypatch, capsys):  # noqa: F811
-    kernels.mode = "fast"
     monkeypatch.setattr(doctor, "all_cases", few)
     with pytest.raises(SystemExit) as left:
         doctor.main()

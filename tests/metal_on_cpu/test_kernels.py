@@ -83,3 +83,20 @@ def test_kernel_under_other_schedules(kernels, kernel):
 def test_kernel_at_real_size(kernels, case, dtype):
     kernels.mode = "fast"
     check(case, dtype)
+
+
+def strided(x):
+    """The same numbers, every other element in memory."""
+    if isinstance(x, tuple):
+        return tuple(map(strided, x))
+    if not isinstance(x, mx.array) or x.ndim == 0:
+        return x
+    return mx.stack([x, mx.zeros_like(x)], axis=-1)[..., 0]
+
+
+@pytest.mark.parametrize("kernel", SCHEDULED)
+def test_kernel_on_arrays_that_are_not_contiguous(kernels, kernel):
+    case = next(c for c in all_cases() if str(c) == f"{kernel}[{SCHEDULED[kernel]}]")
+    arguments, form = case.make(mx.bfloat16), case.forms()[0]
+    for a, b in zip(run(form, arguments), run(form, strided(arguments)), strict=True):
+        assert mx.array_equal(a, b).item()
