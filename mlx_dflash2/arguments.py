@@ -4,6 +4,8 @@ import argparse
 import json
 from typing import Any
 
+from .sampling import make_logits_processors, make_sampler
+
 
 def add_model_arguments(parser: argparse.ArgumentParser):
     """The target: what mlx-lm loads, and how."""
@@ -97,6 +99,126 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
         default=None,
         help="Rows of the block that the target verifies, from 2 (default: the block size)",
     )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser):
+    """How tokens are drawn: mlx-lm's settings, and its logits processors."""
+    settings = (
+        ("--temp", float, 0.0, "Sampling temperature"),
+        ("--top-p", float, 1.0, "Sampling top-p"),
+        ("--min-p", float, 0.0, "Sampling min-p"),
+        ("--top-k", int, 0, "Sampling top-k"),
+        ("--xtc-probability", float, 0.0, "Probability of XTC sampling to happen each next token"),
+        ("--xtc-threshold", float, 0.1, "Probability that XTC's token candidates need to reach"),
+        ("--min-tokens-to-keep", int, 1, "Minimum tokens to keep for min-p sampling."),
+        ("--seed", int, None, "PRNG seed"),
+        ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
+        ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
+        ("--presence-penalty", float, None, "Taken from the logit of a token that occurred"),
+        ("--presence-context-size", int, 20, "Tokens that the presence penalty looks back"),
+        ("--frequency-penalty", float, None, "Taken from a logit for each time it occurred"),
+        ("--frequency-context-size", int, 20, "Tokens that the frequency penalty looks back"),
+    )
+    for name, kind, default, text in settings:
+        parser.add_argument(name, type=kind, default=default, help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--logit-bias",
+        type=logit_bias,
+        default=None,
+        help="Added to logits, as a JSON object of token ids and numbers",
+    )
+
+
+SAMPLING = (
+    "temp",
+    "top_p",
+    "min_p",
+    "min_tokens_to_keep",
+    "top_k",
+    "xtc_probability",
+    "xtc_threshold",
+)
+PROCESSORS = (
+    "logit_bias",
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "presence_context_size",
+    "frequency_penalty",
+    "frequency_context_size",
+)
+CACHE = ("max_kv_size", "prefill_step_size", "kv_bits", "kv_group_size", "quantized_kv_start")
+DRAFTING = ("block_size", "verify_width")
+
+
+def named(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    """Arguments that a function takes under the same names."""
+    return {name: getattr(args, name) for name in names}
+
+
+def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
+    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments."""
+    special = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
+    return {
+        "sampler": make_sampler(**named(args, SAMPLING), xtc_special_tokens=special),
+        "logits_processors": make_logits_processors(**named(args, PROCESSORS)),
+        "seed": args.seed,
+    }
+
+
+def add_cache_arguments(parser: argparse.ArgumentParser):
+    """The target's key-value cache, and the prompt's way into it."""
+    parser.add_argument(
+        "--max-kv-size", type=int, default=None, help="Set the maximum key-value cache size"
+    )
+    parser.add_argument(
+        "--prefill-step-size",
+        type=int,
+        default=2048,
+        help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
+        "during prefill (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--kv-bits",
+        type=int,
+        default=None,
+        help="Number of bits for KV cache quantization. Defaults to no quantization.",
+    )
+    parser.add_argument(
+        "--kv-group-size", type=int, default=64, help="Group size for KV cache quantization."
+    )
+    parser.add_argument(
+        "--quantized-kv-start",
+        type=int,
+        default=5000,
+        help="When --kv-bits is set, start quantizing the KV cache from this step onwards.",
+    )
+
+
+class Refused(argparse.Action):
+    """A flag of mlx-lm that has no meaning here: using it is an error that says why."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        parser.error(f"{option_string} is not supported: {self.help}")
+
+
+def add_refused_arguments(parser: argparse.ArgumentParser):
+    """mlx_lm.generate's flags that would be ignored, with what to do instead."""
+    reasons = {
+        "--image": "images are not drafted for; use mlx_lm.generate",
+        "--num-draft-tokens": "a DFlash drafter drafts a block; see --block-size, --verify-width",
+        "--use-default-chat-template": "it has no effect in mlx-lm either; leave it out",
+    }
+    for name, reason in reasons.items():
+        parser.add_argument(name, action=Refused, nargs="*", help=reason)
+
+
+def logit_bias(text: str) -> dict[int, float]:
+    """An argument that maps token ids to numbers."""
+    try:
+        return {int(token): float(bias) for token, bias in json_object(text).items()}
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"token ids and numbers are needed: {error}") from error
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -21,8 +21,9 @@ EMBEDDED_NOTE = (
 
 @dataclass
 class Pair:
-    """A target with its tokenizer, and the drafter for it."""
+    """A target with its tokenizer, and the drafter for it; ``name`` is the target's."""
 
+    name: str
     model: nn.Module
     tokenizer: TokenizerWrapper
     drafter: Drafter
@@ -58,4 +59,4 @@ def load_pair(
     if (mismatch := mismatch_note(model, draft_model)) is not None:
         note(f"warning: {mismatch}")
     target, tokenizer = load(model, **load_kwargs)
-    return Pair(target, tokenizer, drafter)
+    return Pair(model, target, tokenizer, drafter)

@@ -169,6 +169,19 @@ class DFlashPromptCache:
             self.context.offset = offset
 
 
+def saved_metadata(file: str | Path) -> dict[str, str]:
+    """The metadata of a saved prompt cache: ``model``, ``tokenizer_config`` and what else.
+
+    Raises:
+        FileNotFoundError: if the file is not there.
+    """
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"There is no prompt cache {file}.")
+    _, metadata = mx.load(str(file), return_metadata=True)
+    # mlx-lm stores the caller's metadata as the first of three entries.
+    return {key[2:]: value for key, value in metadata.items() if key.startswith("0.")}
+
+
 def fingerprint(draft_model: Proposer) -> str:
     """Tells drafters apart whose contexts are not interchangeable."""
     shape = repr(draft_model.args) if isinstance(draft_model, Drafter) else repr(type(draft_model))

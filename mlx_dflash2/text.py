@@ -1,11 +1,11 @@
 """Between text and tokens: prompts in, decoded segments out."""
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import GenerationResponse
+from mlx_lm.generate import GenerationResponse, TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 
@@ -29,6 +29,7 @@ def chat_prompt(
     prefill_response: str | None = None,
     use_template: bool = True,
     template_config: dict[str, Any] | None = None,
+    suffix_only: bool = False,
 ) -> list[int]:
     """Token ids of one user message, in the model's chat template if it has one.
 
@@ -39,6 +40,8 @@ def chat_prompt(
         prefill_response (str, optional): How the answer begins.
         use_template (bool): Whether to use the chat template. Default: ``True``.
         template_config (dict, optional): More arguments of the template.
+        suffix_only (bool): Leave out what the template puts before the message: a prompt cache
+            covers it. Default: ``False``.
 
     Raises:
         ValueError: if an argument of the template is given where no template is used.
@@ -59,14 +62,56 @@ def chat_prompt(
     continues = prefill_response is not None
     if continues:
         messages.append({"role": "assistant", "content": prefill_response})
-    text = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        continue_final_message=continues,
-        add_generation_prompt=not continues,
-        **(template_config or {}),
-    )
+
+    def render() -> str:
+        return tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            continue_final_message=continues,
+            add_generation_prompt=not continues,
+            **(template_config or {}),
+        )
+
+    text = render()
+    if suffix_only:
+        # As mlx-lm does: what precedes a stand-in for the last message is the cached prefix.
+        messages[-1]["content"] = "<query>"
+        text = text[render().index("<query>") :]
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+class StopStrings:
+    """Cuts a stream of text before the first stop string, wherever segments begin and end.
+
+    Text that may yet become a stop string is held back until it is known.
+
+    Args:
+        stop (str or sequence of str, optional): Stop strings. Default: ``None``.
+
+    Raises:
+        ValueError: if a stop string is empty or no string.
+    """
+
+    def __init__(self, stop: str | Sequence[str] | None = None):
+        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        for text in stops:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"`stop` has to hold non-empty strings but holds {text!r}.")
+        machine = TextStateMachine({"normal": [(text, None) for text in stops]} if stops else None)
+        self._state = machine.make_state()
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """What of the text so far can be shown."""
+        if self.found:
+            return ""
+        self._state, shown, name = TextStateMachine.step(self._state, text)
+        self.found = name is None
+        return shown
+
+    def flush(self) -> str:
+        """What was held back and did not become a stop string."""
+        return "" if self.found else TextStateMachine.flush(self._state)[1]
 
 
 def responses(
@@ -74,15 +119,16 @@ def responses(
     tokenizer: TokenizerWrapper,
     prompt_size: int,
     max_tokens: int,
+    stops: StopStrings,
 ) -> Generator[GenerationResponse, None, None]:
-    """Decode a stream of tokens into mlx-lm's responses, up to an EOS token or the last token."""
+    """Decode a stream of tokens into mlx-lm's responses, up to an EOS token, a stop or the end."""
     detokenizer = tokenizer.detokenizer
     tic, prompt_tps = time.perf_counter(), 0.0
 
-    def respond(finish_reason: str | None = None) -> GenerationResponse:
+    def respond(text: str, finish_reason: str | None = None) -> GenerationResponse:
         token, logprobs, from_draft = step
         return GenerationResponse(
-            text=detokenizer.last_segment,
+            text=text,
             token=token,
             logprobs=logprobs,
             from_draft=from_draft,
@@ -94,6 +140,7 @@ def responses(
             finish_reason=finish_reason,
         )
 
+    text = ""
     for count, step in enumerate(steps, start=1):
         if count == 1:
             prompt_tps = prompt_size / (time.perf_counter() - tic)
@@ -101,8 +148,12 @@ def responses(
         if step[0] in tokenizer.eos_token_ids:
             break
         detokenizer.add_token(step[0])
-        if count == max_tokens:
+        text = stops.feed(detokenizer.last_segment)
+        if stops.found or count == max_tokens:
             break
-        yield respond()
+        yield respond(text)
+        text = ""
     detokenizer.finalize()
-    yield respond("stop" if step[0] in tokenizer.eos_token_ids else "length")
+    text += stops.feed(detokenizer.last_segment)
+    stopped = stops.found or step[0] in tokenizer.eos_token_ids
+    yield respond(text + stops.flush(), "stop" if stopped else "length")

@@ -1,7 +1,7 @@
 """Text and tokens from a target with a drafter, in mlx-lm's own terms."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -17,7 +17,7 @@ from ..judge import Judge
 from ..kv_quantization import KVQuantization
 from ..prompt_cache import DFlashPromptCache
 from ..stats import Stats
-from ..text import encode_prompt, responses
+from ..text import StopStrings, encode_prompt, responses
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_PREFILL_STEP_SIZE = 2048
@@ -131,6 +131,8 @@ def stream_generate(
     max_tokens: int = DEFAULT_MAX_TOKENS,
     draft_model: Proposer | None = None,
     stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    *,
+    stop: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
     """A generator of text segments, as :func:`mlx_lm.stream_generate`.
@@ -142,6 +144,8 @@ def stream_generate(
         max_tokens (int): The most tokens to generate; ``-1`` for no limit. Default: ``256``.
         draft_model (Proposer, optional): The drafter. Default: ``None``, which is
           :func:`mlx_lm.stream_generate` itself.
+        stop (str or list of str, optional): Texts that end the answer. No part of one is ever
+          shown; generation, its counts and the caches end with the token that completes it.
         kwargs: The remaining options of :func:`dflash_generate_step`.
 
     Yields:
@@ -151,7 +155,10 @@ def stream_generate(
     Raises:
         ValueError: as :func:`dflash_generate_step`, or for ``max_tokens`` 0.
     """
+    stops = StopStrings(stop)
     if draft_model is None:
+        if stop:
+            raise ValueError("`stop` needs a `draft_model`: mlx-lm itself has no stop strings.")
         yield from mlx_lm.stream_generate(
             model, tokenizer, prompt, max_tokens, stream=stream, **kwargs
         )
@@ -165,7 +172,7 @@ def stream_generate(
         prompt, model, draft_model, stream, max_tokens=max_tokens, **kwargs
     )
     with wired_limit(model, [stream]), closing(steps):
-        yield from responses(steps, tokenizer, prompt.size, max_tokens)
+        yield from responses(steps, tokenizer, prompt.size, max_tokens, stops)
 
 
 def generate(
