@@ -27,6 +27,14 @@ def test_tokens_of_a_recurrent_target(decoding):
     assert active_kernels() == {"gated_delta_verify": "metal"}
 
 
+def test_the_stats_tell_what_was_not_on_metal(clang):
+    prompt, _ = prompt_and_plain(HYBRID, 11)
+    _, stats = run(HYBRID, prompt, make_drafter(), 4)
+    assert stats.kernels["top_k"].startswith(("metal", "plain: "))
+    plain = stats.kernels["top_k"] != "metal"
+    assert ("Plain MLX for " in stats.summary()) == plain
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_tokens_of_a_whole_pair(decoding, temperature):
     prompt, plain = prompt_and_plain(HYBRID, 11)
@@ -37,6 +45,6 @@ def test_tokens_of_a_whole_pair(decoding, temperature):
     assert len(steps) == 8 and stats.fallback is None and stats.drafted > 0
     if not temperature:
         assert [token for token, _ in steps] == plain[:8]
-    assert set(active_kernels().values()) == {"metal"}
-    assert len(active_kernels()) == 5
+    assert set(stats.kernels.values()) == {"metal"}
+    assert len(stats.kernels) == 5 and "Plain MLX" not in stats.summary()
     assert model_of(HYBRID).training is False
