@@ -154,7 +154,9 @@ def _walk(
 ) -> Callable:
     def make(dtype: mx.Dtype) -> tuple:
         random = _Random(mx.float32, seed=L * K)
-        scores = random.normal(B, L, K, K, scale=scale)
+        # Past the range of float32 a score is infinite.
+        with np.errstate(over="ignore"):
+            scores = random.normal(B, L, K, K, scale=scale)
         scores = mx.round(scores) if tied else scores
         drawing = (temperature, random.uniform(B, L)) if temperature else ()
         return scores, random.ids(1000, B, L, K), *drawing
@@ -167,6 +169,7 @@ def _path_walk() -> Iterator[Case]:
         label = f"B{B} L{L} K{K}"
         # Steep scores overflow unless the largest is taken off first.
         kinds = {"": (), " T0.8": (0.8,), " steep": (0.8, False, 300.0), " tied": (0.0, True)}
+        kinds[" infinite"] = (0.0, False, 3e38)
         for suffix, how in kinds.items():
             make = _walk(B, L, K, *how)
             yield Case("path_walk", label + suffix, make, dtypes=(mx.float32,))

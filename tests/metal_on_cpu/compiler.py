@@ -17,6 +17,7 @@ from .source import Generated, KernelText
 
 CXX = "clang++-19"
 SYMBOLIZER = "llvm-symbolizer-19"
+READELF = "readelf"
 HERE = Path(__file__).resolve().parent
 CACHE = Path(tempfile.gettempdir()) / f"metal_on_cpu-{os.getuid()}"
 
@@ -111,7 +112,7 @@ class MetalError(AssertionError):
 
 def missing_tools() -> list[str]:
     """The programs that the bench needs and this machine has not."""
-    return [tool for tool in (CXX, SYMBOLIZER) if not shutil.which(tool)]
+    return [tool for tool in (CXX, SYMBOLIZER, READELF) if not shutil.which(tool)]
 
 
 def run(*command: str | Path) -> tuple[int, str]:

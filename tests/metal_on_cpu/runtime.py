@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .compiler import SYMBOLIZER, MetalError, run, runtime_library
+from .compiler import READELF, SYMBOLIZER, MetalError, run, runtime_library
 
 ORDERS = ("forward", "reverse", "random")
 POISONS = ("zero", "ones", "random")
@@ -97,7 +97,7 @@ def load(path: Path) -> Loaded:
     """
     library()
     handle = ctypes.CDLL(str(path))
-    listing = run("readelf", "-sSlW", path)[1]
+    listing = run(READELF, "-sSlW", path)[1]
     entry = re.search(r": ([0-9a-f]+) .* msl_entry$", listing, re.M)[1]
     base = ctypes.cast(handle.msl_entry, ctypes.c_void_p).value - int(entry, 16)
     variables, findings = {}, []
