@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from jinja2 import TemplateError
 from mlx_lm.generate import GenerationResponse, TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -44,7 +45,8 @@ def chat_prompt(
             covers it. Default: ``False``.
 
     Raises:
-        ValueError: if an argument of the template is given where no template is used.
+        ValueError: if an argument of the template is given where no template is used, or the
+            template refuses the prompt.
     """
     if not (use_template and tokenizer.has_chat_template):
         given = {
@@ -64,13 +66,16 @@ def chat_prompt(
         messages.append({"role": "assistant", "content": prefill_response})
 
     def render() -> str:
-        return tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            continue_final_message=continues,
-            add_generation_prompt=not continues,
-            **(template_config or {}),
-        )
+        try:
+            return tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                continue_final_message=continues,
+                add_generation_prompt=not continues,
+                **(template_config or {}),
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"The chat template does not take this prompt: {error}") from error
 
     text = render()
     if suffix_only:
