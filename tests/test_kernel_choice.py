@@ -5,7 +5,7 @@ import warnings
 import mlx.core as mx
 import pytest
 
-from mlx_dflash2.kernels import _common, active_kernels, grouped_conv, top_k
+from mlx_dflash2.kernels import PlainFormWarning, _common, active_kernels, grouped_conv, top_k
 from mlx_dflash2.kernels.grouped_conv import grouped_conv_ops
 from mlx_dflash2.kernels.top_k import top_k_ops
 
@@ -55,7 +55,7 @@ def zeros(shapes, dtypes):
 
 def expect_plain(reason):
     """The plain form, with one warning for any number of calls; the reason as shown."""
-    with pytest.warns(RuntimeWarning) as caught:
+    with pytest.warns(PlainFormWarning) as caught:
         for _ in range(3):
             values, ids = top_k(LOGITS, 2)
     assert ids.tolist() == [[1, 3]]
@@ -115,7 +115,7 @@ def test_no_kernel_can_run_here(monkeypatch):
     assert active_kernels()["grouped_conv"] == "plain: no Metal"
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::mlx_dflash2.kernels.PlainFormWarning")
 def test_the_choice_belongs_to_a_device(metal, monkeypatch):
     metal.broken_call = True
     top_k(LOGITS, 2)
@@ -125,7 +125,7 @@ def test_the_choice_belongs_to_a_device(metal, monkeypatch):
 
 
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac")
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.filterwarnings("ignore::mlx_dflash2.kernels.PlainFormWarning")
 def test_the_cpu_of_a_mac_takes_the_plain_form():
     with mx.stream(mx.cpu):
         assert top_k(LOGITS, 2)[1].tolist() == [[1, 3]]

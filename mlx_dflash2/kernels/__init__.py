@@ -4,7 +4,7 @@
 the kernel where a launch has shown that it runs.
 """
 
-from ._common import active_kernels
+from ._common import PlainFormWarning, active_kernels
 from .gated_delta_verify import gated_delta_verify
 from .grouped_conv import grouped_conv
 from .grouped_conv_norm import grouped_conv_norm
@@ -14,6 +14,7 @@ from .path_walk import path_walk
 from .top_k import top_k
 
 __all__ = [
+    "PlainFormWarning",
     "active_kernels",
     "gated_delta_verify",
     "grouped_conv",

@@ -16,6 +16,10 @@ _PROBE_TOLERANCE = 0.05
 MAX_K = 64
 
 
+class PlainFormWarning(Warning):
+    """A kernel, or every kernel, gives way to its plain MLX form: right, but slower."""
+
+
 def load_source(name: str) -> str:
     """The text of ``metal/<name>``.
 
@@ -117,7 +121,7 @@ def use_kernel(
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=2)
+    warnings.warn(message, PlainFormWarning, stacklevel=2)
 
 
 def _failure(probe: Callable[[], str | None]) -> str | None:
