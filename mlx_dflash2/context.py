@@ -77,12 +77,22 @@ class DrafterContext:
     def __init__(self, sizes: list[int | None]):
         self.layers = [LayerContext(size) for size in sizes]
         self.offset = 0
+        self._masks: dict[tuple, mx.array | None] = {}
 
     def seek(self, position: int):
         """Go on at an absolute position; rows before a gap are out of order and are dropped."""
         if position != self.offset:
             self.layers = [LayerContext(layer.size) for layer in self.layers]
             self.offset = position
+
+    def mask(self, index: int, block_size: int, window: int | None, causal: bool):
+        """:func:`block_mask` for a layer; the same one as long as its context is as long."""
+        key = len(self.layers[index]), block_size, window, causal
+        if key not in self._masks:
+            # Layers differ in window; lengths of earlier rounds do not come back.
+            same = {k: mask for k, mask in self._masks.items() if k[0] == key[0]}
+            self._masks = same | {key: block_mask(*key)}
+        return self._masks[key]
 
     def trim_to(self, position: int):
         """Forget the rows from an absolute position on."""

@@ -12,6 +12,7 @@ import mlx.nn as nn
 
 from .drafter import Drafter, Proposal, Proposer
 from .judge import Judge
+from .kernels import active_kernels
 from .kv_quantization import KVQuantization
 from .pair import check_fit
 from .prompt_cache import DFlashPromptCache
@@ -162,6 +163,7 @@ class Decoder:
 
         If even this is interrupted the cache is emptied, so that it cannot be used by mistake.
         """
+        self.stats.kernels = active_kernels()
         with mx.stream(self.stream):
             try:
                 covered = self.round is not None and self.round.taken < len(self.round.tokens)

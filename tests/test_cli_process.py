@@ -55,6 +55,12 @@ def test_all_spellings_print_the_text(start, saved_pair, spelling):
     assert b"RuntimeWarning" not in err
 
 
+def unexpected(err):
+    """What stderr holds beside the one word about a machine without Metal."""
+    lines = err.decode().splitlines()
+    return [line for line in lines if line and not line.startswith("warning: The plain MLX forms")]
+
+
 def start_endless(start):
     process = start("module", "-p", "hello", "-m", "-1")
     process.stdin.close()
@@ -68,14 +74,14 @@ def test_interrupt_ends_cleanly(start):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert not err.strip()
+    assert not unexpected(err)
 
 
 def test_broken_pipe_ends_cleanly(start):
     process = start_endless(start)
     process.stdout.close()
     assert process.wait(timeout=30) == 141
-    assert not process.stderr.read()
+    assert not unexpected(process.stderr.read())
 
 
 def test_error_of_a_process(start):
