@@ -49,9 +49,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
         default="hello",
         help="Message to be processed by the model ('-' reads from stdin)",
     )
-    parser.add_argument(
-        "--system-prompt", default=None, help="System prompt to be used for the chat template"
-    )
+    add_template_arguments(parser)
     parser.add_argument(
         "--prefill-response",
         default=None,
@@ -61,6 +59,13 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
         "--ignore-chat-template",
         action="store_true",
         help="Use the raw prompt without the tokenizer's chat template.",
+    )
+
+
+def add_template_arguments(parser: argparse.ArgumentParser):
+    """What the chat template puts around a message."""
+    parser.add_argument(
+        "--system-prompt", default=None, help="System prompt to be used for the chat template"
     )
     parser.add_argument(
         "--chat-template-config",
@@ -101,7 +106,28 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser):
+def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int):
+    """The length of an answer."""
+    parser.add_argument(
+        "--max-tokens",
+        "-m",
+        type=int,
+        default=default,
+        help="Maximum number of tokens to generate, -1 for no limit (default: %(default)s)",
+    )
+
+
+def add_stop_argument(parser: argparse.ArgumentParser):
+    """What ends an answer beside an EOS token."""
+    parser.add_argument(
+        "--stop",
+        nargs="+",
+        default=None,
+        help="Texts that end the answer; no part of one is printed",
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None):
     """How tokens are drawn: mlx-lm's settings, and its logits processors."""
     settings = (
         ("--temp", float, 0.0, "Sampling temperature"),
@@ -111,7 +137,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser):
         ("--xtc-probability", float, 0.0, "Probability of XTC sampling to happen each next token"),
         ("--xtc-threshold", float, 0.1, "Probability that XTC's token candidates need to reach"),
         ("--min-tokens-to-keep", int, 1, "Minimum tokens to keep for min-p sampling."),
-        ("--seed", int, None, "PRNG seed"),
+        ("--seed", int, seed, "PRNG seed"),
         ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
         ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
         ("--presence-penalty", float, None, "Taken from the logit of a token that occurred"),
@@ -148,12 +174,21 @@ PROCESSORS = (
     "frequency_context_size",
 )
 CACHE = ("max_kv_size", "prefill_step_size", "kv_bits", "kv_group_size", "quantized_kv_start")
+LOADING = ("model", "draft_model", "draft_bits", "adapter_path", "trust_remote_code")
 DRAFTING = ("block_size", "verify_width")
 
 
 def named(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     """Arguments that a function takes under the same names."""
     return {name: getattr(args, name) for name in names}
+
+
+def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of :func:`mlx_dflash2.load_pair.load_pair`."""
+    return named(args, LOADING) | {
+        "tokenizer_config": {"trust_remote_code": args.trust_remote_code},
+        "model_config": {"quantize_activations": args.quantize_activations},
+    }
 
 
 def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
@@ -202,13 +237,8 @@ class Refused(argparse.Action):
         parser.error(f"{option_string} is not supported: {self.help}")
 
 
-def add_refused_arguments(parser: argparse.ArgumentParser):
-    """mlx_lm.generate's flags that would be ignored, with what to do instead."""
-    reasons = {
-        "--image": "images are not drafted for; use mlx_lm.generate",
-        "--num-draft-tokens": "a DFlash drafter drafts a block; see --block-size, --verify-width",
-        "--use-default-chat-template": "it has no effect in mlx-lm either; leave it out",
-    }
+def add_refused_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]):
+    """Flags of mlx-lm's command that would be ignored, each with what to do instead."""
     for name, reason in reasons.items():
         parser.add_argument(name, action=Refused, nargs="*", help=reason)
 
