@@ -8,6 +8,7 @@ import mlx_lm
 import pytest
 from mlx_lm.models import llama
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer, TokenizerWrapper
 from mlx_lm.utils import load_tokenizer
 from proposers import half, oracle
 from saved_models import embedded_target
@@ -135,8 +136,8 @@ def test_the_text_has_tokens_of_several_characters_and_characters_of_several_tok
 @pytest.mark.parametrize("place", [13, 14, 15, 16, 30, 32, 33])
 def test_a_stop_over_two_blocks(place, proposer):
     """The first token is the prompt's, so blocks of right drafts begin at tokens 1, 17 and 33."""
-    tokens = ids("One, two: seventy-three fours; ninety six times (seven) and then eleven by "
-                 "thirteen is all that a hundred of us could ever count, said Ann to Bob.")  # fmt: skip
+    text = "One, two: seventy-three fours; ninety six times (seven) and then eleven by thirteen"
+    tokens = ids(f"{text} is all that a hundred of us could ever count, said Ann to Bob.")
     before, after = shown(tokens[:place]), shown(tokens[: place + 4])
     stop = before[-2:] + after[len(before) :]
     result = decoded(tokens, stop, proposer=proposer)
@@ -198,6 +199,17 @@ def test_a_stop_that_ends_in_what_the_detokeniser_holds_back():
     tokens = [*ids("The end"), *space, *ids("of it")]
     assert len(space) == 1
     assert decoded(tokens, "end ") == expected(tokens, ["end "]) == (3, "The ", "stop")
+
+
+def test_nothing_follows_a_stop_that_ends_inside_a_token():
+    """Also where the rest of the token is a part of a character, which comes at the end."""
+    token = tokenizer().convert_tokens_to_ids("ĠðŁ")
+    tokens = [*ids("The fox"), token, *ids("of it")]
+    naive = TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer)
+    for used in (tokenizer(), naive):
+        steps = ((t, mx.zeros(1), True) for t in tokens)
+        out = list(responses(steps, used, 1, 9, StopStrings("fox ")))
+        assert ("".join(r.text for r in out), len(out)) == ("The ", 3)
 
 
 def test_one_stop_can_be_given_as_text():
