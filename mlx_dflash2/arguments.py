@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from .sampling import make_logits_processors, make_sampler
@@ -192,7 +193,16 @@ def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments."""
+    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments.
+
+    Raises:
+        ValueError: if a setting is out of its range.
+    """
+    # MLX does not check indices: what one beyond the logits does is undefined.
+    size = len(tokenizer.get_vocab())
+    for token in args.logit_bias or ():
+        if not 0 <= token < size:
+            raise ValueError(f"`logit_bias` names token {token} but there are 0 to {size - 1}.")
     special = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
     return {
         "sampler": make_sampler(**named(args, SAMPLING), xtc_special_tokens=special),
@@ -249,6 +259,16 @@ def logit_bias(text: str) -> dict[int, float]:
         return {int(token): float(bias) for token, bias in json_object(text).items()}
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"token ids and numbers are needed: {error}") from error
+
+
+def safetensors_file(text: str) -> str:
+    """An argument that names a file to be written: better refused before an answer than after."""
+    path = Path(text).expanduser()
+    if path.suffix != ".safetensors":
+        raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return str(path)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def load_pair(
     if model is None:
         note(EMBEDDED_NOTE)
         model = str(embedded.target_path())
-    if draft_model is None:
+    if not draft_model:
         # Also where the folder is named, as a saved prompt cache names it.
         found = embedded.is_target(model)
         draft_model = embedded.drafter_path() if found else default_drafter(model)

@@ -19,6 +19,7 @@ from ..arguments import (
     add_stop_argument,
     load_arguments,
     named,
+    safetensors_file,
     sampling_options,
 )
 from ..console import note, prefill_progress, run
@@ -55,6 +56,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--save-prompt-cache",
+        type=safetensors_file,
         default=None,
         metavar="FILE",
         help="Write the caches, which then cover the prompt and the answer, to a .safetensors file",
@@ -75,7 +77,8 @@ def _command(args: argparse.Namespace):
     prompt = sys.stdin.read() if prompt == "-" else prompt
     saved = saved_metadata(args.prompt_cache_file) if args.prompt_cache_file else {}
     loading = load_arguments(args)
-    loading["model"] = same_model(args.model, saved.get("model"))
+    if args.prompt_cache_file:
+        loading["model"] = same_model(args.model, saved.get("model"))
     saved_config = json.loads(saved.get("tokenizer_config", "{}"))
     loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
     pair = load_pair(**loading)
@@ -132,8 +135,10 @@ def same_model(model: str | None, saved: str | None) -> str | None:
     """The model to use with a prompt cache: the one that the cache was made with.
 
     Raises:
-        ValueError: if another one is asked for.
+        ValueError: if another one is asked for, or neither is known.
     """
+    if model is None and saved is None:
+        raise ValueError("The prompt cache does not name its model: give it with `--model`.")
     if model is not None and saved is not None and model != saved:
         raise ValueError(f"`--model` is {model} but the prompt cache was made with {saved}.")
     return model if saved is None else saved
