@@ -6,6 +6,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
+from jinja2 import TemplateError
 from mlx_lm.generate import GenerationResponse, TextStateMachine
 from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
 
@@ -45,8 +46,12 @@ def chat_prompt(
             covers it. Default: ``False``.
 
     Raises:
-        ValueError: if an argument of the template is given where no template is used.
+        ValueError: if an argument of the template is given where no template is used, the
+            template refuses the prompt, or the prompt has characters that are none.
     """
+    if any(0xD800 <= ord(character) < 0xE000 for character in prompt):
+        # What Python makes of bytes on the command line or stdin that are not UTF-8.
+        raise ValueError("The prompt is not valid UTF-8.")
     if not (use_template and tokenizer.has_chat_template):
         given = {
             "system_prompt": system_prompt,
@@ -65,13 +70,16 @@ def chat_prompt(
         messages.append({"role": "assistant", "content": prefill_response})
 
     def render() -> str:
-        return tokenizer.apply_chat_template(
-            messages,
-            tokenize=False,
-            continue_final_message=continues,
-            add_generation_prompt=not continues,
-            **(template_config or {}),
-        )
+        try:
+            return tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                continue_final_message=continues,
+                add_generation_prompt=not continues,
+                **(template_config or {}),
+            )
+        except (TemplateError, TypeError) as error:
+            raise ValueError(f"The chat template does not take this prompt: {error}") from error
 
     text = render()
     if suffix_only:
