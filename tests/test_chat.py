@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from proposers import oracle
 from saved_models import save_drafter, save_target
@@ -180,8 +181,29 @@ def test_what_does_not_fit_is_refused(chat):
     assert status == "error: raw has no chat template, so there is no chat with it."
     status, _, err, _ = chat("Hello\n", "--pipeline")
     assert status == 2 and "--pipeline is not supported: distributed decoding" in err
+    status, _, _, turns = chat("Hello\nforbidden\n", "-m", "5")
+    assert status == "error: The chat template does not take this prompt: Not this."
+    assert len(turns) == 1
+    assert chat("Hell\udcff\n")[0] == "error: The prompt is not valid UTF-8."
     status, _, err, _ = chat("Hello\n", "--kv-bits", "7")
     assert status.startswith("error: `kv_bits` has to be")
+
+
+@pytest.mark.parametrize("start", [0, 30, 70])
+@pytest.mark.parametrize("kind", [DENSE, HYBRID])
+def test_quantised_caches_go_on_as_in_mlx_lm(pairs, kind, start):
+    """Also where the conversion falls due in one of the turns."""
+    options = dict(kv_bits=8, kv_group_size=32, quantized_kv_start=start)
+    conversation = Conversation(pairs[kind], max_tokens=12, **options)
+    caches = make_prompt_cache(pairs[kind].model)
+    for message in ("Hello", "Why?", "And then?"):
+        prompt = mx.array(prompt_of(pairs[kind], message))
+        steps = generate_step(
+            prompt, pairs[kind].model, max_tokens=12, prompt_cache=caches, **options
+        )
+        expected = [token for token, _ in steps]
+        assert [response.token for response in conversation.answer(message)] == expected
+    assert any(isinstance(cache, QuantizedKVCache) for cache in conversation.cache.caches)
 
 
 def test_max_kv_size_says_so_where_it_has_no_effect(chat):

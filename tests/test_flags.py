@@ -9,11 +9,10 @@ import mlx_lm
 import pytest
 from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from saved_models import save_drafter, save_target
+from saved_models import embedded_target, save_drafter, save_target
 from tiny import DENSE, HYBRID
 
-from mlx_dflash2 import DFlashPromptCache, arguments, load_drafter
-from mlx_dflash2.load_pair import Pair
+from mlx_dflash2 import DFlashPromptCache, arguments, embedded, load_drafter, load_pair
 
 generate = importlib.import_module("mlx_dflash2.generate.command")
 chat = importlib.import_module("mlx_dflash2.chat.command")
@@ -110,7 +109,9 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pair(folders):
-    return Pair("tiny", *mlx_lm.load(str(folders / DENSE)), load_drafter(folders / "drafter"))
+    return load_pair.Pair(
+        "tiny", *mlx_lm.load(str(folders / DENSE)), load_drafter(folders / "drafter")
+    )
 
 
 @pytest.fixture
@@ -143,9 +144,9 @@ def record(monkeypatch, invoke, pair):
         # Each run has its own wrapper: the command adds EOS tokens to it.
         tokenizer = TokenizerWrapper(pair.tokenizer._tokenizer, eos_token_ids=[511])
 
-        def load_pair(**kwargs):
+        def load(**kwargs):
             seen.update(kwargs)
-            return Pair("tiny", pair.model, tokenizer, pair.drafter)
+            return load_pair.Pair("tiny", pair.model, tokenizer, pair.drafter)
 
         def stream_generate(model, tokenizer, prompt, max_tokens, **kwargs):
             prompt = prompt.tolist() if isinstance(prompt, mx.array) else prompt
@@ -159,7 +160,7 @@ def record(monkeypatch, invoke, pair):
             return DFlashPromptCache(model, draft_model, max_kv_size)
 
         place = generate if module is generate else conversation
-        monkeypatch.setattr(module, "load_pair", load_pair)
+        monkeypatch.setattr(module, "load_pair", load)
         monkeypatch.setattr(place, "stream_generate", stream_generate)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)
         monkeypatch.setattr(arguments, "make_logits_processors", lambda **kw: seen.update(kw))
@@ -324,6 +325,23 @@ def test_a_file_of_save_prompt_cache(folders, tmp_path, invoke, kind):
     rest[-1] = second
     status, expected, _ = invoke(their_generate, *rest, "--verbose", "F")
     assert status == 0 and invoke(generate, *drafter, *rest)[1] == expected
+
+
+def test_the_embedded_pair_is_found_again_by_its_folder(monkeypatch):
+    """A saved cache names the folder of its model, and no drafter."""
+    drafters = []
+
+    def load_drafter(drafter, **_):
+        drafters.append(drafter)
+
+    monkeypatch.setattr(load_pair, "load_drafter", load_drafter)
+    monkeypatch.setattr(load_pair, "load", lambda *_, **__: (None, None))
+    folder = str(embedded_target())
+    assert load_pair.load_pair(None, None).name == folder
+    assert load_pair.load_pair(folder, None).name == folder
+    assert drafters == [embedded.drafter_path()] * 2
+    with pytest.raises(ValueError, match="No drafter is known"):
+        load_pair.load_pair(f"{folder}/copy", None)
 
 
 def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, pair):
