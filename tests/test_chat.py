@@ -2,13 +2,9 @@
 
 import importlib
 import io
-import os
 import signal
-import subprocess
 import sys
-import threading
 from contextlib import contextmanager
-from pathlib import Path
 
 import mlx.core as mx
 import mlx_lm
@@ -319,58 +315,3 @@ def test_a_second_ctrl_c_ends_the_chat(monkeypatch, chat):
 
     monkeypatch.setattr(importlib.import_module("mlx_dflash2.generate"), "stream_generate", press)
     assert chat("Hello\nWhy?\n")[0] == 130
-
-
-# As a process.
-
-
-@pytest.fixture
-def start(folders):
-    processes = []
-
-    def start(*args, spelling=("-m", "mlx_dflash2.chat"), **options):
-        models = ("--model", folders / DENSE, "--draft-model", folders / "drafter")
-        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error::RuntimeWarning", *spelling, *models, *args],
-            **pipes | options,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
-            # A runner in the background may have made its children ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def test_sigint_in_mid_answer(start):
-    process = start("-m", "-1")
-    watchdog = threading.Timer(60, process.kill)
-    watchdog.start()
-    for message in (b"Hello\n", b"Why?\n"):
-        process.stdin.write(message)
-        process.stdin.flush()
-        assert process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
-        # Up to the line about the answer; it would never end by itself.
-        while not process.stderr.readline().startswith(b"["):
-            assert process.poll() is None
-    out, err = process.communicate(timeout=30)
-    watchdog.cancel()
-    assert process.returncode == 0 and not err.strip() and out.endswith(b"\n")
-
-
-@pytest.mark.parametrize(
-    "spelling",
-    [("-m", "mlx_dflash2.chat"), ("-c", "import mlx_dflash2.cli as c; c.main()", "chat")],
-    ids=["module", "dispatcher"],
-)
-def test_nothing_to_read(start, spelling):
-    process = start(spelling=spelling, stdin=subprocess.DEVNULL)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
-    assert not out and b"Traceback" not in err and command.HELP.encode() in err

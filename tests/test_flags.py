@@ -7,19 +7,15 @@ import sys
 import mlx.core as mx
 import mlx_lm
 import pytest
-from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from saved_models import embedded_target, save_drafter, save_target
-from tiny import DENSE, HYBRID
 
-from mlx_dflash2 import DFlashPromptCache, arguments, embedded, load_drafter, load_pair
+from mlx_dflash2 import DFlashPromptCache, arguments, load_pair
 
 generate = importlib.import_module("mlx_dflash2.generate.command")
 chat = importlib.import_module("mlx_dflash2.chat.command")
 conversation = importlib.import_module("mlx_dflash2.chat.conversation")
 their_generate = importlib.import_module("mlx_lm.generate")
 their_chat = importlib.import_module("mlx_lm.chat")
-their_cache_prompt = importlib.import_module("mlx_lm.cache_prompt")
 
 HELLO = "<s><|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
 KIND = "<s><|im_start|>system\nBe kind.<|im_end|>\n" + HELLO.removeprefix("<s>")
@@ -98,55 +94,29 @@ def ids(value):
     return value.__name__.split(".")[-2] if hasattr(value, "__name__") else None
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    path = tmp_path_factory.mktemp("models")
-    for kind in (DENSE, HYBRID):
-        save_target(path / kind, kind)
-    save_drafter(path / "drafter")
-    return path
-
-
-@pytest.fixture(scope="module")
-def pair(folders):
-    return load_pair.Pair(
-        "tiny", *mlx_lm.load(str(folders / DENSE)), load_drafter(folders / "drafter")
-    )
-
-
 @pytest.fixture
-def invoke(monkeypatch, capsys):
-    """Runs a command's main; its exit status, stdout and stderr."""
+def invoke(monkeypatch, invoke):
+    """Runs a command's main with a message on stdin; its exit status, stdout and stderr."""
 
-    def invoke(module, *args):
-        monkeypatch.setattr(sys, "argv", ["command", *map(str, args)])
+    def run(module, *args):
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nq\n"))
-        status = 0
-        try:
-            module.main()
-        except SystemExit as error:
-            # What the interpreter does with a message.
-            status = error.code
-            if isinstance(status, str):
-                print(status, file=sys.stderr)
-                status = 1
-        return status or 0, *capsys.readouterr()
+        return invoke(*map(str, args), main=module.main)
 
-    return invoke
+    return run
 
 
 @pytest.fixture
-def record(monkeypatch, invoke, pair):
+def record(monkeypatch, invoke, saved_pair):
     """Runs a command without its models; everything that it passes on."""
 
     def record(module, *args):
         seen = {}
         # Each run has its own wrapper: the command adds EOS tokens to it.
-        tokenizer = TokenizerWrapper(pair.tokenizer._tokenizer, eos_token_ids=[511])
+        tokenizer = TokenizerWrapper(saved_pair.tokenizer._tokenizer, eos_token_ids=[511])
 
         def load(**kwargs):
             seen.update(kwargs)
-            return load_pair.Pair("tiny", pair.model, tokenizer, pair.drafter)
+            return load_pair.Pair("tiny", saved_pair.model, tokenizer, saved_pair.drafter)
 
         def stream_generate(model, tokenizer, prompt, max_tokens, **kwargs):
             prompt = prompt.tolist() if isinstance(prompt, mx.array) else prompt
@@ -262,112 +232,30 @@ LATE = {
 
 @pytest.mark.parametrize("module", PARSERS, ids=ids)
 @pytest.mark.parametrize("flag", LATE)
-def test_values_out_of_range_take_one_line(monkeypatch, invoke, pair, module, flag):
+def test_values_out_of_range_take_one_line(monkeypatch, invoke, saved_pair, module, flag):
     value, message = LATE[flag]
-    monkeypatch.setattr(module, "load_pair", lambda **_: pair)
+    monkeypatch.setattr(module, "load_pair", lambda **_: saved_pair)
     status, out, err = invoke(module, flag, value)
     assert status == 1 and not out
     assert err.splitlines()[-1].startswith("error: ") and message in err.splitlines()[-1]
 
 
-def test_bias_and_penalties_change_the_text_as_in_mlx_lm(monkeypatch, invoke, pair):
+def test_bias_and_penalties_change_the_text_as_in_mlx_lm(monkeypatch, invoke, saved_pair):
     """The processors of the flags are those of mlx-lm's function."""
-    prompt = pair.tokenizer.encode(HELLO, add_special_tokens=False)
-    monkeypatch.setattr(generate, "load_pair", lambda **_: pair)
+    prompt = saved_pair.tokenizer.encode(HELLO, add_special_tokens=False)
+    monkeypatch.setattr(generate, "load_pair", lambda **_: saved_pair)
     _, without, _ = invoke(generate, "-m", "12")
     values = {"logit_bias": {7: 9.0}, "repetition_penalty": 9.0}
     values |= {"presence_penalty": 6.0, "frequency_penalty": 2.5}
     for name, value in values.items():
         processors = mlx_lm.sample_utils.make_logits_processors(**{name: value})
         expected = mlx_lm.generate(
-            pair.model, pair.tokenizer, prompt, max_tokens=12, logits_processors=processors
+            saved_pair.model,
+            saved_pair.tokenizer,
+            prompt,
+            max_tokens=12,
+            logits_processors=processors,
         )
         argument = '{"7": 9.0}' if name == "logit_bias" else value
         flag = f"--{name.replace('_', '-')}"
         assert invoke(generate, "-m", "12", flag, argument)[1] == expected + "\n" != without
-
-
-# Prompt cache files, with mlx-lm's own commands.
-
-
-def common(folders, kind):
-    return ("--model", folders / kind), ("--draft-model", folders / "drafter")
-
-
-@pytest.mark.parametrize("kind", [DENSE, HYBRID])
-@pytest.mark.parametrize("quantised", [[], ["--kv-bits", "8", "--kv-group-size", "32"]])
-def test_a_file_of_mlx_lm_cache_prompt(folders, tmp_path, invoke, kind, quantised):
-    file, (model, drafter) = tmp_path / "cache.safetensors", common(folders, kind)
-    begin = ["--prompt", "A long story.", "--prompt-cache-file", file]
-    start = [*quantised, "--quantized-kv-start", "0"]
-    assert invoke(their_cache_prompt, *model, *begin, *start)[0] == 0
-    rest = ["--prompt", " And?", "--prompt-cache-file", file, "-m", "9", *quantised]
-    status, expected, err = invoke(their_generate, *rest, "--verbose", "F")
-    assert status == 0, err
-    for more in ([], model):
-        status, out, err = invoke(generate, *drafter, *rest, *more)
-        assert status == 0, err
-        assert out == expected and "Generation: 9 tokens" in err
-
-
-@pytest.mark.parametrize("kind", [DENSE, HYBRID])
-def test_a_file_of_save_prompt_cache(folders, tmp_path, invoke, kind):
-    """mlx-lm goes on from it too, and so does the command that wrote it."""
-    first, second = tmp_path / "1.safetensors", tmp_path / "2.safetensors"
-    model, drafter = common(folders, kind)
-    begin = ["--prompt", "A long story.", "-m", "9", "--save-prompt-cache", first]
-    assert invoke(generate, *model, *drafter, *begin)[0] == 0
-    rest = ["--prompt", "And?", "-m", "9", "--prompt-cache-file", first]
-    status, expected, err = invoke(their_generate, *rest, "--verbose", "F")
-    assert status == 0, err
-    status, out, err = invoke(generate, *drafter, *rest, "--save-prompt-cache", second)
-    assert status == 0 and out == expected, err
-    rest[-1] = second
-    status, expected, _ = invoke(their_generate, *rest, "--verbose", "F")
-    assert status == 0 and invoke(generate, *drafter, *rest)[1] == expected
-
-
-def test_the_embedded_pair_is_found_again_by_its_folder(monkeypatch):
-    """A saved cache names the folder of its model, and no drafter."""
-    drafters = []
-
-    def load_drafter(drafter, **_):
-        drafters.append(drafter)
-
-    monkeypatch.setattr(load_pair, "load_drafter", load_drafter)
-    monkeypatch.setattr(load_pair, "load", lambda *_, **__: (None, None))
-    folder = str(embedded_target())
-    assert load_pair.load_pair(None, None).name == folder
-    assert load_pair.load_pair(folder, None).name == folder
-    assert drafters == [embedded.drafter_path()] * 2
-    with pytest.raises(ValueError, match="No drafter is known"):
-        load_pair.load_pair(f"{folder}/copy", None)
-
-
-def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, pair):
-    file, (model, drafter) = tmp_path / "c.safetensors", common(folders, DENSE)
-    start = ["--kv-bits", "4", "--kv-group-size", "32", "--quantized-kv-start", "0"]
-    begin = ["--prompt", "A story.", "--prompt-cache-file", file]
-    assert invoke(their_cache_prompt, *model, *begin, *start)[0] == 0
-    nameless = tmp_path / "nameless.safetensors"
-    save_prompt_cache(str(nameless), make_prompt_cache(pair.model))
-    other, weights = folders / HYBRID, folders / DENSE / "model.safetensors"
-    broken = tmp_path / "broken.safetensors"
-    broken.write_bytes(b"x")
-    for args, message in (
-        (["--model", other, *begin], f"`--model` is {other} but the prompt cache was made with"),
-        (["--kv-bits", "8", "--kv-group-size", "32", *begin], "`kv_bits` is 8 but the cache has 4"),
-        (["--kv-bits", "4", *begin], "`kv_group_size` is 64 but the cache's is 32"),
-        (["--prompt-cache-file", nameless], "does not name its model"),
-        (["--prompt-cache-file", tmp_path / "none.safetensors"], "There is no prompt cache"),
-        (["--prompt-cache-file", broken], "broken.safetensors is no prompt cache"),
-        (["--prompt-cache-file", weights], "model.safetensors is no prompt cache"),
-    ):
-        status, out, err = invoke(generate, *drafter, *args)
-        assert status == 1 and not out and message in err.splitlines()[-1]
-
-
-def test_files_that_cannot_be_written_are_refused_before_the_answer(tmp_path, invoke):
-    for file, message in (("c.bin", "has to end in"), ("none/c.safetensors", "there is no folder")):
-        status, out, err = invoke(generate, "--save-prompt-cache", tmp_path / file)
-        assert status == 2 and not out and message in err
