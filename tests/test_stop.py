@@ -1,7 +1,7 @@
 """Stop strings wherever tokens and blocks begin and end, and text of every script."""
 
 from functools import cache
-from itertools import islice
+from itertools import islice, zip_longest
 
 import mlx.core as mx
 import mlx_lm
@@ -291,12 +291,6 @@ def test_two_generators_on_one_tokenizer_do_not_share_a_detokeniser():
         for text in texts
     ]
     joined = ["", ""]
-    running = [0, 1]
-    while running:
-        for i in list(running):
-            response = next(streams[i], None)
-            if response is None:
-                running.remove(i)
-            else:
-                joined[i] += response.text
+    for turn in zip_longest(*streams):
+        joined = [text + (r.text if r else "") for text, r in zip(joined, turn, strict=True)]
     assert tuple(joined) == texts
