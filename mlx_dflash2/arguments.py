@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from .sampling import make_logits_processors, make_sampler
@@ -49,9 +50,7 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
         default="hello",
         help="Message to be processed by the model ('-' reads from stdin)",
     )
-    parser.add_argument(
-        "--system-prompt", default=None, help="System prompt to be used for the chat template"
-    )
+    add_template_arguments(parser)
     parser.add_argument(
         "--prefill-response",
         default=None,
@@ -61,6 +60,13 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
         "--ignore-chat-template",
         action="store_true",
         help="Use the raw prompt without the tokenizer's chat template.",
+    )
+
+
+def add_template_arguments(parser: argparse.ArgumentParser):
+    """What the chat template puts around a message."""
+    parser.add_argument(
+        "--system-prompt", default=None, help="System prompt to be used for the chat template"
     )
     parser.add_argument(
         "--chat-template-config",
@@ -101,7 +107,28 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser):
+def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int):
+    """The length of an answer."""
+    parser.add_argument(
+        "--max-tokens",
+        "-m",
+        type=int,
+        default=default,
+        help="Maximum number of tokens to generate, -1 for no limit (default: %(default)s)",
+    )
+
+
+def add_stop_argument(parser: argparse.ArgumentParser):
+    """What ends an answer beside an EOS token."""
+    parser.add_argument(
+        "--stop",
+        nargs="+",
+        default=None,
+        help="Texts that end the answer; no part of one is printed",
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None):
     """How tokens are drawn: mlx-lm's settings, and its logits processors."""
     settings = (
         ("--temp", float, 0.0, "Sampling temperature"),
@@ -111,7 +138,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser):
         ("--xtc-probability", float, 0.0, "Probability of XTC sampling to happen each next token"),
         ("--xtc-threshold", float, 0.1, "Probability that XTC's token candidates need to reach"),
         ("--min-tokens-to-keep", int, 1, "Minimum tokens to keep for min-p sampling."),
-        ("--seed", int, None, "PRNG seed"),
+        ("--seed", int, seed, "PRNG seed"),
         ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
         ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
         ("--presence-penalty", float, None, "Taken from the logit of a token that occurred"),
@@ -148,6 +175,7 @@ PROCESSORS = (
     "frequency_context_size",
 )
 CACHE = ("max_kv_size", "prefill_step_size", "kv_bits", "kv_group_size", "quantized_kv_start")
+LOADING = ("model", "draft_model", "draft_bits", "adapter_path", "trust_remote_code")
 DRAFTING = ("block_size", "verify_width")
 
 
@@ -156,8 +184,25 @@ def named(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names}
 
 
+def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of :func:`mlx_dflash2.load_pair.load_pair`."""
+    return named(args, LOADING) | {
+        "tokenizer_config": {"trust_remote_code": args.trust_remote_code},
+        "model_config": {"quantize_activations": args.quantize_activations},
+    }
+
+
 def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments."""
+    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments.
+
+    Raises:
+        ValueError: if a setting is out of its range.
+    """
+    # MLX does not check indices: what one beyond the logits does is undefined.
+    size = len(tokenizer.get_vocab())
+    for token in args.logit_bias or ():
+        if not 0 <= token < size:
+            raise ValueError(f"`logit_bias` names token {token} but there are 0 to {size - 1}.")
     special = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
     return {
         "sampler": make_sampler(**named(args, SAMPLING), xtc_special_tokens=special),
@@ -202,13 +247,8 @@ class Refused(argparse.Action):
         parser.error(f"{option_string} is not supported: {self.help}")
 
 
-def add_refused_arguments(parser: argparse.ArgumentParser):
-    """mlx_lm.generate's flags that would be ignored, with what to do instead."""
-    reasons = {
-        "--image": "images are not drafted for; use mlx_lm.generate",
-        "--num-draft-tokens": "a DFlash drafter drafts a block; see --block-size, --verify-width",
-        "--use-default-chat-template": "it has no effect in mlx-lm either; leave it out",
-    }
+def add_refused_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]):
+    """Flags of mlx-lm's command that would be ignored, each with what to do instead."""
     for name, reason in reasons.items():
         parser.add_argument(name, action=Refused, nargs="*", help=reason)
 
@@ -219,6 +259,16 @@ def logit_bias(text: str) -> dict[int, float]:
         return {int(token): float(bias) for token, bias in json_object(text).items()}
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"token ids and numbers are needed: {error}") from error
+
+
+def safetensors_file(text: str) -> str:
+    """An argument that names a file to be written: better refused before an answer than after."""
+    path = Path(text).expanduser()
+    if path.suffix != ".safetensors":
+        raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return str(path)
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 
 from . import __version__
 
-COMMANDS = ("generate", "omlx", "doctor")
+COMMANDS = ("generate", "chat", "omlx", "doctor")
 
 
 def main():

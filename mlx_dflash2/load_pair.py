@@ -50,8 +50,11 @@ def load_pair(
     """
     if model is None:
         note(EMBEDDED_NOTE)
-        model, draft_model = str(embedded.target_path()), draft_model or embedded.drafter_path()
-    draft_model = draft_model or default_drafter(model)
+        model = str(embedded.target_path())
+    if not draft_model:
+        # Also where the folder is named, as a saved prompt cache names it.
+        found = embedded.is_target(model)
+        draft_model = embedded.drafter_path() if found else default_drafter(model)
     # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
     dtype = mx.float32 if mx.default_device() == mx.cpu else None
     # The drafter is the smaller one: what is wrong with it shows before the target is read.

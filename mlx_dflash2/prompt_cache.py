@@ -138,10 +138,9 @@ class DFlashPromptCache:
 
         Raises:
             FileNotFoundError: if the file is not there.
-            ValueError: if the file's caches are not those of the model.
+            ValueError: if it is no prompt cache, or of another model.
         """
-        if not Path(file).is_file():
-            raise FileNotFoundError(f"There is no prompt cache {file}.")
+        saved_metadata(file)
         caches, metadata = load_prompt_cache(str(file), return_metadata=True)
         own = json.loads(metadata.pop(_METADATA, "{}"))
         self = cls(model, draft_model)
@@ -174,11 +173,17 @@ def saved_metadata(file: str | Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: if the file is not there.
+        ValueError: if it is no prompt cache.
     """
     if not Path(file).is_file():
         raise FileNotFoundError(f"There is no prompt cache {file}.")
-    _, metadata = mx.load(str(file), return_metadata=True)
-    # mlx-lm stores the caller's metadata as the first of three entries.
+    try:
+        _, metadata = mx.load(str(file), return_metadata=True)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{file} is no prompt cache: {error}") from error
+    # mlx-lm stores the caller's metadata as the first of three entries, the classes as the second.
+    if not any(key.startswith("1.") for key in metadata):
+        raise ValueError(f"{file} is no prompt cache.")
     return {key[2:]: value for key, value in metadata.items() if key.startswith("0.")}
 
 

@@ -1,5 +1,6 @@
 """Between text and tokens: prompts in, decoded segments out."""
 
+import copy
 import time
 from collections.abc import Generator, Iterable, Sequence
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 from jinja2 import TemplateError
 from mlx_lm.generate import GenerationResponse, TextStateMachine
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
 
 
 def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | list[int]) -> mx.array:
@@ -45,9 +46,12 @@ def chat_prompt(
             covers it. Default: ``False``.
 
     Raises:
-        ValueError: if an argument of the template is given where no template is used, or the
-            template refuses the prompt.
+        ValueError: if an argument of the template is given where no template is used, the
+            template refuses the prompt, or the prompt has characters that are none.
     """
+    if any(0xD800 <= ord(character) < 0xE000 for character in prompt):
+        # What Python makes of bytes on the command line or stdin that are not UTF-8.
+        raise ValueError("The prompt is not valid UTF-8.")
     if not (use_template and tokenizer.has_chat_template):
         given = {
             "system_prompt": system_prompt,
@@ -100,10 +104,13 @@ class StopStrings:
     """
 
     def __init__(self, stop: str | Sequence[str] | None = None):
-        stops = [stop] if isinstance(stop, str) else list(stop or ())
+        stop = () if stop is None else stop
+        single = isinstance(stop, str) or not isinstance(stop, Iterable)
+        stops = [stop] if single else list(stop)
         for text in stops:
             if not isinstance(text, str) or not text:
                 raise ValueError(f"`stop` has to hold non-empty strings but holds {text!r}.")
+        self.given = bool(stops)
         machine = TextStateMachine({"normal": [(text, None) for text in stops]} if stops else None)
         self._state = machine.make_state()
         self.found = False
@@ -115,6 +122,10 @@ class StopStrings:
         self._state, shown, name = TextStateMachine.step(self._state, text)
         self.found = name is None
         return shown
+
+    def would_end(self, text: str) -> bool:
+        """Whether a stop string would be complete with some more text."""
+        return not self.found and TextStateMachine.step(self._state, text)[2] is None
 
     def flush(self) -> str:
         """What was held back and did not become a stop string."""
@@ -156,7 +167,8 @@ def responses(
             break
         detokenizer.add_token(step[0])
         text = stops.feed(detokenizer.last_segment)
-        if stops.found or count == max_tokens:
+        done = stops.found or count == max_tokens
+        if done or (stops.given and stops.would_end(_held_back(detokenizer))):
             break
         yield respond(text)
         text = ""
@@ -164,3 +176,10 @@ def responses(
     text += stops.feed(detokenizer.last_segment)
     stopped = stops.found or step[0] in tokenizer.eos_token_ids
     yield respond(text + stops.flush(), "stop" if stopped else "length")
+
+
+def _held_back(detokenizer: StreamingDetokenizer) -> str:
+    """Text of the tokens so far that is only shown once the next ones are known."""
+    detokenizer = copy.copy(detokenizer)
+    detokenizer.finalize()
+    return detokenizer.last_segment

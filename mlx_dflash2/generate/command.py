@@ -11,11 +11,15 @@ from ..arguments import (
     DRAFTING,
     add_cache_arguments,
     add_drafting_arguments,
+    add_max_tokens_argument,
     add_model_arguments,
     add_prompt_arguments,
     add_refused_arguments,
     add_sampling_arguments,
+    add_stop_argument,
+    load_arguments,
     named,
+    safetensors_file,
     sampling_options,
 )
 from ..console import note, prefill_progress, run
@@ -24,6 +28,12 @@ from ..prompt_cache import DFlashPromptCache, saved_metadata
 from ..stats import Stats
 from ..text import chat_prompt
 from .api import stream_generate
+
+REFUSED = {
+    "--image": "images are not drafted for; use mlx_lm.generate",
+    "--num-draft-tokens": "a DFlash drafter drafts a block; see --block-size, --verify-width",
+    "--use-default-chat-template": "it has no effect in mlx-lm either; leave it out",
+}
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -34,21 +44,10 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     add_prompt_arguments(parser)
     add_drafting_arguments(parser)
-    parser.add_argument(
-        "--max-tokens",
-        "-m",
-        type=int,
-        default=100,
-        help="Maximum number of tokens to generate, -1 for no limit (default: %(default)s)",
-    )
+    add_max_tokens_argument(parser, 100)
     add_sampling_arguments(parser)
     add_cache_arguments(parser)
-    parser.add_argument(
-        "--stop",
-        nargs="+",
-        default=None,
-        help="Texts that end the answer; no part of one is printed",
-    )
+    add_stop_argument(parser)
     parser.add_argument(
         "--prompt-cache-file",
         default=None,
@@ -57,11 +56,12 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--save-prompt-cache",
+        type=safetensors_file,
         default=None,
         metavar="FILE",
         help="Write the caches, which then cover the prompt and the answer, to a .safetensors file",
     )
-    add_refused_arguments(parser)
+    add_refused_arguments(parser, REFUSED)
     parser.add_argument(
         "--verbose",
         type=str2bool,
@@ -76,16 +76,12 @@ def _command(args: argparse.Namespace):
     prompt = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
     prompt = sys.stdin.read() if prompt == "-" else prompt
     saved = saved_metadata(args.prompt_cache_file) if args.prompt_cache_file else {}
-    pair = load_pair(
-        same_model(args.model, saved.get("model")),
-        args.draft_model,
-        draft_bits=args.draft_bits,
-        adapter_path=args.adapter_path,
-        tokenizer_config=json.loads(saved.get("tokenizer_config", "{}"))
-        | {"trust_remote_code": args.trust_remote_code},
-        model_config={"quantize_activations": args.quantize_activations},
-        trust_remote_code=args.trust_remote_code,
-    )
+    loading = load_arguments(args)
+    if args.prompt_cache_file:
+        loading["model"] = same_model(args.model, saved.get("model"))
+    saved_config = json.loads(saved.get("tokenizer_config", "{}"))
+    loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
+    pair = load_pair(**loading)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     tokens = chat_prompt(
@@ -139,8 +135,10 @@ def same_model(model: str | None, saved: str | None) -> str | None:
     """The model to use with a prompt cache: the one that the cache was made with.
 
     Raises:
-        ValueError: if another one is asked for.
+        ValueError: if another one is asked for, or neither is known.
     """
+    if model is None and saved is None:
+        raise ValueError("The prompt cache does not name its model: give it with `--model`.")
     if model is not None and saved is not None and model != saved:
         raise ValueError(f"`--model` is {model} but the prompt cache was made with {saved}.")
     return model if saved is None else saved
