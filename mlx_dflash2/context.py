@@ -1,5 +1,7 @@
 """What the drafter remembers of the committed tokens: keys and values by absolute position."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 
@@ -29,6 +31,16 @@ class LayerContext:
         self._end += keys.shape[2]
         if self.size is not None:
             self._begin = max(self._begin, self._end - self.size)
+
+    def mask(self, block_size: int, window: int | None, causal: bool) -> mx.array | None:
+        """Which of the context's and then the block's keys each row of a block sees."""
+        return block_mask(len(self), block_size, window, causal)
+
+    def live(self) -> tuple[mx.array, mx.array] | None:
+        """Keys and values of the context, oldest first; ``None`` before the first append."""
+        if self.keys is None:
+            return None
+        return tuple(x[:, :, self._begin : self._end] for x in (self.keys, self.values))
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The context followed by a block's rows, which are not kept."""
@@ -74,6 +86,13 @@ class DrafterContext:
         if position != self.offset:
             self.layers = [LayerContext(layer.size) for layer in self.layers]
             self.offset = position
+
+    def append(self, rows: Sequence[tuple[mx.array, mx.array]], position: int):
+        """Add each layer's keys and values of rows that begin at an absolute position."""
+        self.seek(position)
+        for layer, (keys, values) in zip(self.layers, rows, strict=True):
+            layer.append(keys, values)
+        self.offset = position + keys.shape[2]
 
     @property
     def state(self) -> list[mx.array]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler
@@ -20,6 +22,17 @@ class Decision:
     tokens: list[int]
     logprobs: mx.array
     finite: bool
+
+
+class Pending(NamedTuple):
+    """A decision that is not read yet: ``host`` holds num_accepted, finite and the tokens."""
+
+    host: mx.array
+    logprobs: mx.array
+
+    def read(self, host: list[int]) -> Decision:
+        num_accepted, finite, *tokens = host
+        return Decision(tokens[: num_accepted + 1], self.logprobs, bool(finite))
 
 
 class Judge:
@@ -85,6 +98,12 @@ class Judge:
             logits (mx.array): Rows of the anchor and of each draft.
             history (mx.array, optional): All tokens up to the anchor, where there are processors.
         """
+        return decide_all([self], [proposal], [logits], [history])[0]
+
+    def begin(
+        self, proposal: Proposal, logits: mx.array, history: mx.array | None
+    ) -> Decision | Pending:
+        """As :meth:`decide`, but what can be judged at once is left to be read."""
         if self.row_by_row:
             return self._one_by_one(proposal, logits, history)
         rows = [self._process(logits[i : i + 1], proposal.tokens[:i], history)
@@ -93,11 +112,7 @@ class Judge:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         verdict = self._verdict(proposal, logprobs)
         flags = mx.stack([verdict.num_accepted, proposal.finite.astype(mx.uint32)])
-        host = mx.concatenate([flags, verdict.tokens.astype(mx.uint32)])
-        # The round's one host read.
-        mx.eval(host, logprobs)
-        num_accepted, finite, *tokens = host.tolist()
-        return Decision(tokens[: num_accepted + 1], logprobs, bool(finite))
+        return Pending(mx.concatenate([flags, verdict.tokens.astype(mx.uint32)]), logprobs)
 
     def _one_by_one(
         self, proposal: Proposal, logits: mx.array, history: mx.array | None
@@ -137,3 +152,29 @@ class Judge:
             candidates = proposal.tokens[:, None]
             q = mx.ones(candidates.shape)
         return accept_sampled(proposal.tokens, candidates, q, p, self.next_key(), self.next_key())
+
+
+def decide_all(
+    judges: Sequence[Judge],
+    proposals: Sequence[Proposal],
+    logits: Sequence[mx.array],
+    histories: Sequence[mx.array | None],
+) -> list[Decision]:
+    """Judge one block of each of several sequences, with a single host read where rules allow.
+
+    The arguments are those of :meth:`Judge.decide`, one a sequence; blocks may differ in length.
+    """
+    decisions = [
+        judge.begin(*block)
+        for judge, *block in zip(judges, proposals, logits, histories, strict=True)
+    ]
+    pending = [found for found in decisions if isinstance(found, Pending)]
+    if pending:
+        # The round's one host read.
+        host = mx.concatenate([found.host for found in pending])
+        mx.eval(host, [found.logprobs for found in pending])
+        host = iter(host.tolist())
+    return [
+        found.read(list(islice(host, found.host.size))) if isinstance(found, Pending) else found
+        for found in decisions
+    ]

@@ -1,5 +1,6 @@
 """Gated-delta layers run with a record of their recurrence, so that any of the rows can be kept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,23 @@ class GatedDeltaRecord:
 
     def replay(self, keep: int) -> tuple[mx.array, mx.array]:
         """Conv window and state after the first ``keep`` rows; no projection is read again."""
+        window = self.conv_input[:, keep : keep + self.mixer.conv_kernel_size - 1]
+        return mx.contiguous(window), self._recur(keep)
+
+    def replay_rows(self, keep: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """The same where sequence b of the batch keeps its first ``keep[b]`` rows."""
+        ends, most = mx.array(keep)[:, None], max(keep)
+        positions = ends + mx.arange(self.mixer.conv_kernel_size - 1)
+        window = mx.take_along_axis(self.conv_input, positions[..., None], axis=1)
+        return window, self._recur(most, mx.arange(most) < ends)
+
+    def _recur(self, num_rows: int, mask: mx.array | None = None) -> mx.array:
         mixer = self.mixer
-        window = self.conv_input[:, keep : keep + mixer.conv_kernel_size - 1]
-        rows = [x[:, :keep] for x in self.inputs]
+        rows = [x[:, :num_rows] for x in self.inputs]
         _, state = gated_delta_update(
-            *rows, mixer.A_log, mixer.dt_bias, self.state, use_kernel=not mixer.training
+            *rows, mixer.A_log, mixer.dt_bias, self.state, mask, use_kernel=not mixer.training
         )
-        return mx.contiguous(window), state
+        return state
 
 
 def run_mixer(
