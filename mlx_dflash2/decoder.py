@@ -3,7 +3,6 @@
 import time
 import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +10,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .drafter import Drafter, Proposal, Proposer
+from .guard import DraftGuard
 from .judge import Judge
 from .kv_quantization import KVQuantization
 from .pair import check_fit
 from .rollback import Transaction, check_caches, num_cached, rows_at_once
 from .stats import Stats
 from .targets import Forward, bind
-
-# What a drafter's step may raise without taking the target's decoding with it.
-DRAFT_ERRORS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass
@@ -62,6 +59,7 @@ class Decoder:
             place and, after :meth:`close`, cover exactly the prompt and the emitted tokens.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
         verify_width (int, optional): Rows that the target verifies. Default: the block's.
+        guard (DraftGuard, optional): Shared by sequences that stop drafting together.
 
     Raises:
         ValueError: if the pair, a cache or a width does not fit, in one line.
@@ -80,6 +78,7 @@ class Decoder:
         prompt_cache: list[Any] | None = None,
         block_size: int | None = None,
         verify_width: int | None = None,
+        guard: DraftGuard | None = None,
     ):
         self.target, self.proposer = bind(model), draft_model
         if isinstance(draft_model, Drafter):
@@ -99,12 +98,16 @@ class Decoder:
         self.stream, self.stats = stream, stats
         self.position = num_cached(self.cache)
         self.context = draft_model.make_context()
-        self.drafting = self.verify_width > 1
+        self.guard = guard or DraftGuard(stats)
         self.anchor: int | None = None
         self.round: Round | None = None
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
-        stats.cached_tokens = self.position
+        stats.cached_tokens += self.position
         stats.rule, stats.row_by_row = judge.rule, judge.row_by_row
+
+    @property
+    def drafts(self) -> bool:
+        return self.guard.on and self.verify_width > 1
 
     def prefill(
         self,
@@ -128,15 +131,16 @@ class Decoder:
             self.history = prompt if self.judge.processors else None
             self.round = self._verify(prompt[-1:], Proposal.none())
         progress(total, total)
-        self.stats.prompt_tokens, self.stats.prompt_time = total, time.perf_counter() - start
+        self.stats.prompt_tokens += total
+        self.stats.prompt_time += time.perf_counter() - start
         return self.round
 
     def next_round(self, max_tokens: float) -> Round:
         """Draft, verify and accept up to ``max_tokens`` tokens after those already emitted."""
         start = time.perf_counter()
         with mx.stream(self.stream):
-            self._settle()
-            width = int(min(self.verify_width if self.drafting else 1, max_tokens))
+            self.settle()
+            width = int(min(self.verify_width if self.drafts else 1, max_tokens))
             if width > 1:
                 width = self._rows_allowed(width)
             anchor, proposal = mx.array([self.anchor], mx.uint32), Proposal.none()
@@ -155,8 +159,8 @@ class Decoder:
         with mx.stream(self.stream):
             try:
                 covered = self.round is not None and self.round.taken < len(self.round.tokens)
-                self.drafting = False
-                self._settle()
+                self.guard.on = False
+                self.settle()
                 anchor, self.anchor = self.anchor, None
                 if self.keeps_cache and anchor is not None and not covered:
                     self._forward(mx.array([anchor], mx.uint32))
@@ -169,7 +173,7 @@ class Decoder:
     def _rows_allowed(self, width: int) -> int:
         ring = rows_at_once(self.cache)
         if ring <= 1:
-            self._stop_drafting("the target's cache is full and keeps its first rows (max_kv_size)")
+            self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
         return int(min(width, ring, self.kv_quantization.rows_at_once(self.cache)))
 
     def _run_chunk(self, chunk: mx.array):
@@ -177,7 +181,7 @@ class Decoder:
         out, transaction = self._forward(chunk, taps=wanted)
         transaction.commit(chunk.size, out.records)
         self.kv_quantization.apply(self.cache)
-        if wanted and self.drafting:
+        if wanted and self.drafts:
             self._extend(chunk, out.taps)
         self.position += chunk.size
         mx.eval([cache.state for cache in self.cache], getattr(self.context, "state", []))
@@ -185,7 +189,7 @@ class Decoder:
 
     def _propose(self, anchor: mx.array, width: int) -> Proposal:
         judge = self.judge
-        with self._drafter_step():
+        with self.guard.step():
             proposal = self.proposer.propose(
                 self.target,
                 anchor,
@@ -201,14 +205,14 @@ class Decoder:
         """Hand committed rows to the drafter, from the first that a later block can see."""
         first = max(0, self._context_start - self.position)
         taps = None if taps is None else taps[:, first:]
-        with self._drafter_step():
+        with self.guard.step():
             self.proposer.extend(self.context, tokens[first:], taps, self.position + first)
 
     def _forward(
         self, tokens: mx.array, taps: bool = False, record: bool = False
     ) -> tuple[Forward, Transaction]:
         transaction = Transaction(self.cache, tokens.size)
-        layers = self.proposer.target_layer_ids if taps and self.drafting else ()
+        layers = self.proposer.target_layer_ids if taps and self.drafts else ()
         try:
             out = self.target.forward(tokens[None], self.cache, layers, record)
         except BaseException:
@@ -225,12 +229,10 @@ class Decoder:
         except BaseException:
             transaction.abort()
             raise
-        if not decision.finite:
-            self.stats.draft_failures += 1
-            self._stop_drafting("the drafter gave non-finite numbers")
+        self.guard.check(decision.finite)
         return Round(decision.tokens, decision.logprobs, inputs, out, transaction)
 
-    def _settle(self):
+    def settle(self):
         """Keep the rows of the round's emitted tokens; the last of them is the next anchor."""
         if self.round is None:
             return
@@ -238,33 +240,24 @@ class Decoder:
         kept = round.num_kept
         round.transaction.commit(kept, round.out.records)
         self.kv_quantization.apply(self.cache)
-        if self.drafting:
+        if self.drafts:
             taps = round.out.taps
             self._extend(round.inputs[:kept], None if taps is None else taps[:, :kept])
-        self.position += kept
         drafted, accepted = round.inputs.size - 1, kept - 1
         bonus = round.taken > round.num_accepted
         if self.anchor is None:
             self.stats.prefills += bonus
         else:
             self.stats.count_round(drafted, accepted, bonus)
-        self.anchor = round.tokens[round.taken - 1] if round.taken else None
+        self.advance(kept, round.tokens[: round.taken])
+
+    def advance(self, kept: int, emitted: list[int]):
+        """Account for a round: rows that stay in the caches, and the tokens that they gave."""
+        self.position += kept
+        self.anchor = emitted[-1] if emitted else None
         if self.history is not None:
-            emitted = mx.array(round.tokens[: round.taken], dtype=self.history.dtype)
+            emitted = mx.array(emitted, dtype=self.history.dtype)
             self.history = mx.concatenate([self.history, emitted])
-
-    @contextmanager
-    def _drafter_step(self):
-        try:
-            yield
-        except DRAFT_ERRORS as error:
-            self.stats.draft_failures += 1
-            self._stop_drafting(f"the drafter raised {type(error).__name__}: {error}")
-
-    def _stop_drafting(self, reason: str):
-        if self.drafting:
-            self.drafting, self.stats.fallback = False, reason
-            warnings.warn(f"Decoding goes on without drafts: {reason}.", stacklevel=2)
 
 
 def _widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from ..drafter import Proposer
 from ..judge import Judge
 from ..kv_quantization import KVQuantization
 from ..stats import Stats
-from ..text import encode_prompt, responses
+from ..text import check_prompt, encode_prompt, responses
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_PREFILL_STEP_SIZE = 2048
@@ -84,7 +84,7 @@ def dflash_generate_step(
     Raises:
         ValueError: if an argument, or the pair of models, does not fit.
     """
-    _check_prompt(prompt, max_tokens, prefill_step_size)
+    check_prompt(prompt, max_tokens, prefill_step_size)
     decoder = Decoder(
         model,
         draft_model,
@@ -110,17 +110,6 @@ def dflash_generate_step(
                 current = decoder.next_round(left)
     finally:
         decoder.close()
-
-
-def _check_prompt(prompt: mx.array, max_tokens: int, prefill_step_size: int):
-    if prompt.ndim != 1 or prompt.size == 0:
-        raise ValueError(f"`prompt` has to be one row of token ids but has shape {prompt.shape}.")
-    if not mx.issubdtype(prompt.dtype, mx.integer):
-        raise ValueError(f"`prompt` has to hold integers but holds {prompt.dtype}.")
-    if max_tokens < -1:
-        raise ValueError(f"`max_tokens` has to be -1 (no limit) or more but is {max_tokens}.")
-    if prefill_step_size < 1:
-        raise ValueError(f"`prefill_step_size` has to be 1 or more but is {prefill_step_size}.")
 
 
 def stream_generate(
