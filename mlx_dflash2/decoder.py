@@ -159,8 +159,7 @@ class Decoder:
         with mx.stream(self.stream):
             try:
                 covered = self.round is not None and self.round.taken < len(self.round.tokens)
-                self.guard.on = False
-                self.settle()
+                self.settle(extend=False)
                 anchor, self.anchor = self.anchor, None
                 if self.keeps_cache and anchor is not None and not covered:
                     self._forward(mx.array([anchor], mx.uint32))
@@ -232,15 +231,19 @@ class Decoder:
         self.guard.check(decision.finite)
         return Round(decision.tokens, decision.logprobs, inputs, out, transaction)
 
-    def settle(self):
-        """Keep the rows of the round's emitted tokens; the last of them is the next anchor."""
+    def settle(self, extend: bool = True):
+        """Keep the rows of the round's emitted tokens; the last of them is the next anchor.
+
+        Args:
+            extend (bool): Hand the rows to the drafter, for more rounds. Default: ``True``.
+        """
         if self.round is None:
             return
         round, self.round = self.round, None
         kept = round.num_kept
         round.transaction.commit(kept, round.out.records)
         self.kv_quantization.apply(self.cache)
-        if self.drafts:
+        if extend and self.drafts:
             taps = round.out.taps
             self._extend(round.inputs[:kept], None if taps is None else taps[:, :kept])
         drafted, accepted = round.inputs.size - 1, kept - 1
