@@ -1,6 +1,7 @@
 """Lossless DFlash 2 speculative decoding for mlx-lm."""
 
 from ._version import __version__
+from .batch import batch_generate
 from .generate import generate, stream_generate
 from .load import load, load_drafter
 from .sampling import make_logits_processors, make_sampler
@@ -9,6 +10,7 @@ from .stats import Stats
 __all__ = [
     "Stats",
     "__version__",
+    "batch_generate",
     "generate",
     "load",
     "load_drafter",

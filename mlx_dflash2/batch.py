@@ -168,6 +168,10 @@ def decode_batch(
         rows.append(Row(decoder, prompt.astype(mx.uint32), left))
     check_batchable([row.decoder.cache for row in rows])
     _check_rotation(model)
+    for row in rows:
+        if row.left == 0:
+            row.finish_reason = "length"
+            on_finish(row)
     decoding = [row for row in rows if row.left > 0]
     if decoding:
         batch = BatchDecoder(

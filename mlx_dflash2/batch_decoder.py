@@ -153,20 +153,26 @@ class BatchDecoder:
 
     def _propose(self) -> list[Proposal]:
         """Drafts for every row, as many as its budget allows; none once drafting has stopped."""
-        rows = self.rows
+        proposals = [Proposal.none() for _ in self.rows]
         most = self.verify_width if self.guard.on else 1
-        widths = [int(min(most, row.left)) for row in rows]
-        if max(widths) > 1:
-            anchors = mx.array([row.decoder.anchor for row in rows], mx.uint32)
-            contexts = [row.decoder.context for row in rows]
-            judges = [row.decoder.judge for row in rows]
+        widths = [int(min(most, row.left)) for row in self.rows]
+        # A row with room for one token takes no key, as on its own.
+        places = [b for b, width in enumerate(widths) if width > 1]
+        if places:
+            decoders = [self.rows[b].decoder for b in places]
             with self.guard.step():
-                proposals = propose_rows(
-                    self.proposer, self.target, anchors, contexts, self.block_size, judges
+                found = propose_rows(
+                    self.proposer,
+                    self.target,
+                    mx.array([decoder.anchor for decoder in decoders], mx.uint32),
+                    [decoder.context for decoder in decoders],
+                    self.block_size,
+                    [decoder.judge for decoder in decoders],
                 )
-                proposals = (p.first(w - 1) for p, w in zip(proposals, widths, strict=True))
-                return [p._replace(tokens=p.tokens.astype(mx.uint32)) for p in proposals]
-        return [Proposal.none() for _ in rows]
+                for b, proposal in zip(places, found, strict=True):
+                    drafts = proposal.first(widths[b] - 1)
+                    proposals[b] = drafts._replace(tokens=drafts.tokens.astype(mx.uint32))
+        return proposals
 
     def _blocks(self, proposals: Sequence[Proposal]) -> mx.array:
         """Each row's anchor and drafts [B, W]; shorter ones are padded and cut off again."""
