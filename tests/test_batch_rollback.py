@@ -16,7 +16,7 @@ from mlx_lm.models.cache import (
 )
 from tiny import HYBRID, VOCAB, make_drafter, make_model
 
-from mlx_dflash2.batch_draft import StackedContext
+from mlx_dflash2.batch_draft import StackedContext, extend_rows
 from mlx_dflash2.batch_rollback import BatchCache, check_batchable
 from mlx_dflash2.targets import bind
 
@@ -169,3 +169,22 @@ def test_contexts_of_different_lengths(window, lengths):
     found = drafter.propose_rows(target, anchors, StackedContext(contexts), 8, 0.7, keys)
     assert [x.tokens.size for x in found] == [7] * len(lengths)
     assert all(x.q.shape == (7, 8) and x.finite.item() for x in found)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_contexts_take_the_rows_that_were_kept(window):
+    drafter, keeps, width = make_drafter(window), [[5, 1, 3], [2, 5, 5], [5, 5, 1]], 5
+    together, alone = ([drafter.make_context() for _ in range(3)] for _ in range(2))
+    positions = [0, 7, 40]
+    for kept in keeps:
+        tokens = mx.zeros((3, width), mx.uint32)
+        taps = mx.random.normal((3, width, 3 * 64))
+        extend_rows(drafter, together, tokens, taps, positions, kept)
+        for b, keep in enumerate(kept):
+            drafter.extend(alone[b], tokens[b, :keep], taps[b : b + 1, :keep], positions[b])
+            positions[b] += keep
+    for ours, theirs, position in zip(together, alone, positions, strict=True):
+        assert ours.offset == theirs.offset == position
+        for x, y in zip(ours.layers, theirs.layers, strict=True):
+            for a, b in zip(x.live(), y.live(), strict=True):
+                assert a.shape == b.shape and mx.allclose(a, b, rtol=0, atol=1e-5).item()
