@@ -138,56 +138,58 @@ def decode_batch(
     Raises:
         ValueError: as :func:`batch_generate`.
     """
-    count = len(prompts)
-    budgets = _for_each("max_tokens", max_tokens, count, isinstance(max_tokens, int))
-    samplers = _for_each("sampler", sampler, count, sampler is None or callable(sampler))
-    shared = not any(p is None or isinstance(p, list | tuple) for p in logits_processors or ())
-    processors = _for_each("logits_processors", logits_processors, count, shared)
-    caches = _for_each("prompt_caches", prompt_caches, count, prompt_caches is None)
     if completion_batch_size < 1:
         raise ValueError(
             f"`completion_batch_size` has to be 1 or more but is {completion_batch_size}."
         )
-    stats = Stats() if stats is None else stats
+    count, stats = len(prompts), Stats() if stats is None else stats
+    budgets = _for_each("max_tokens", max_tokens, count, isinstance(max_tokens, int))
+    caches = _for_each("prompt_caches", prompt_caches, count, prompt_caches is None)
+    judges = _judges(count, sampler, logits_processors, seed)
     guard, rows = DraftGuard(stats), []
-    for i, prompt in enumerate(prompts):
-        check_prompt(prompt, budgets[i], prefill_step_size)
+    for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
+        check_prompt(prompt, budget, prefill_step_size)
         decoder = Decoder(
             model,
             draft_model,
             stream,
             stats,
-            judge=Judge(samplers[i], processors[i], None if seed is None else seed + i),
+            judge=judge,
             kv_quantization=KVQuantization(),
-            prompt_cache=caches[i],
+            prompt_cache=cache,
             block_size=block_size,
             verify_width=verify_width,
             guard=guard,
         )
-        left = float("inf") if budgets[i] == -1 else budgets[i]
+        left = float("inf") if budget == -1 else budget
         rows.append(Row(decoder, prompt.astype(mx.uint32), left))
+    if not rows:
+        return rows
     check_batchable([row.decoder.cache for row in rows])
     _check_rotation(model)
-    for row in rows:
-        if row.left == 0:
-            row.finish_reason = "length"
-            on_finish(row)
-    decoding = [row for row in rows if row.left > 0]
-    if decoding:
-        batch = BatchDecoder(
-            decoding,
-            stream,
-            stats,
-            eos_token_ids,
-            batch_size=completion_batch_size,
-            prefill_step_size=prefill_step_size,
-            keeps_logprobs=return_logprobs,
-            keeps_caches=return_prompt_caches,
-            on_finish=on_finish,
-        )
-        with wired_limit(model, [stream]):
-            batch.run()
+    batch = BatchDecoder(
+        rows,
+        stream,
+        stats,
+        eos_token_ids,
+        batch_size=completion_batch_size,
+        prefill_step_size=prefill_step_size,
+        keeps_logprobs=return_logprobs,
+        keeps_caches=return_prompt_caches,
+        on_finish=on_finish,
+    )
+    with wired_limit(model, [stream]):
+        batch.run()
     return rows
+
+
+def _judges(count: int, sampler: Any, logits_processors: Any, seed: int | None) -> list[Judge]:
+    """One for each prompt: what it counts and draws is its own."""
+    samplers = _for_each("sampler", sampler, count, sampler is None or callable(sampler))
+    shared = not any(p is None or isinstance(p, list | tuple) for p in logits_processors or ())
+    processors = _for_each("logits_processors", logits_processors, count, shared)
+    seeds = [None if seed is None else seed + i for i in range(count)]
+    return [Judge(*row) for row in zip(samplers, processors, seeds, strict=True)]
 
 
 def _for_each(name: str, value: Any, count: int, shared: bool) -> Sequence[Any]:

@@ -51,7 +51,7 @@ class BatchDecoder:
     """Decodes rows side by side until each has finished; others take the place of finished ones.
 
     Args:
-        rows (sequence of Row): Their decoders share one target, drafter, guard and ``stats``.
+        rows (sequence of Row): At least one; their decoders share target, drafter, guard, stats.
         stream: Where to compute.
         stats (Stats): Filled while decoding.
         eos_token_ids (collection): Tokens that end a row.
@@ -111,6 +111,10 @@ class BatchDecoder:
     def _prefill(self, row: Row) -> bool:
         """Give a row its first token; true if it goes on from there."""
         decoder = row.decoder
+        if row.left == 0:
+            row.finish_reason = "length"
+            self.on_finish(row)
+            return False
         # A caller's caches are left as they are, as in mlx-lm.
         decoder.cache = copy.deepcopy(decoder.cache)
         round = decoder.prefill(row.prompt, self.prefill_step_size)

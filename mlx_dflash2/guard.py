@@ -28,14 +28,17 @@ class DraftGuard:
             self.fail(f"the drafter raised {type(error).__name__}: {error}")
 
     def check(self, finite: bool):
+        """Stop drafting if a drafter's numbers overflowed."""
         if not finite:
             self.fail("the drafter gave non-finite numbers")
 
     def fail(self, reason: str):
+        """Count a failed step and stop."""
         self.stats.draft_failures += 1
         self.stop(reason)
 
     def stop(self, reason: str):
+        """Make no more drafts, and say why."""
         if self.on:
             self.on, self.stats.fallback = False, reason
             warnings.warn(f"Decoding goes on without drafts: {reason}.", stacklevel=2)

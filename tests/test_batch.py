@@ -1,5 +1,6 @@
 """Every prompt of a batch gives the tokens that it gives on its own, whatever its neighbours do."""
 
+import random
 import warnings
 from functools import cache
 
@@ -11,10 +12,12 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make
 from mlx_lm.sample_utils import make_logits_processors as mlx_lm_processors
 from proposers import PerRow, half, liar, oracle, rand
 from tiny import (
+    CONFIGS,
     DENSE,
     HYBRID,
     SLIDING,
     VOCAB,
+    drafter_config,
     make_drafter,
     make_model,
     make_tokenizer,
@@ -91,6 +94,23 @@ def test_rows_that_accept_and_finish_differently(kind, size, block):
     assert 0 < stats.accepted < stats.drafted and stats.fallback is None
     # One pass serves every row: never more of them than the slowest row has rounds.
     assert max(d.calls for d in drafts) <= stats.passes < max(budgets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_every_kind_of_target(kind):
+    for seed in range(5):
+        draw = random.Random(seed)
+        lengths = [draw.choice([1, 5, 15, 16, 17, 40]) for _ in range(4)]
+        prompts = [[draw.randrange(VOCAB) for _ in range(n)] for n in lengths]
+        budgets = [draw.randint(10, 40) for _ in lengths]
+        plain = [plain_tokens(model_of(kind), p, 40) for p in prompts]
+        texts = [p + t for p, t in zip(prompts, plain, strict=True)]
+        proposer = PerRow(*(half(text, VOCAB, draw.randint(0, 6)) for text in texts))
+        places = draw.choice([2, 3, 4])
+        response, stats = run(kind, prompts, proposer, budgets, completion_batch_size=places)
+        assert response.token_ids == cut(plain, budgets)
+        assert stats.accepted > 0
 
 
 def test_nobody_waits_for_the_row_that_accepts_least():
@@ -352,3 +372,15 @@ def test_an_interrupt_leaves_nothing_behind():
     with pytest.raises(KeyboardInterrupt):
         run(HYBRID, prompts, drafter, logits_processors=[interrupts])
     assert run(HYBRID, prompts, drafter)[0].token_ids == cut(plain, [24] * 2)
+
+
+def test_a_drafter_whose_rotation_takes_one_position():
+    from mlx_dflash2.drafter import Drafter
+    from mlx_dflash2.drafter_args import DrafterArgs
+
+    rope = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
+    config = drafter_config() | {"rope_parameters": rope | {"max_position_embeddings": 64}}
+    prompts, plain = (x[:2] for x in prompts_and_plain(DENSE))
+    response, stats = run(DENSE, prompts, Drafter(DrafterArgs.from_dict(config)), 6)
+    assert response.token_ids == cut(plain, [6] * 2)
+    assert stats.drafted > 0 and stats.fallback is None
