@@ -1,6 +1,7 @@
 """Lossless DFlash 2 speculative decoding for mlx-lm."""
 
 from ._version import __version__
+from .batch import batch_generate
 from .generate import generate, stream_generate
 from .load import load, load_drafter
 from .prompt_cache import DFlashPromptCache
@@ -11,6 +12,7 @@ __all__ = [
     "DFlashPromptCache",
     "Stats",
     "__version__",
+    "batch_generate",
     "generate",
     "load",
     "load_drafter",

@@ -1,5 +1,7 @@
 """What the drafter remembers of the committed tokens: keys and values by absolute position."""
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 
@@ -100,6 +102,15 @@ class DrafterContext:
             for layer in self.layers:
                 layer.drop(self.offset - position)
             self.offset = position
+
+    def append(self, rows: Sequence[tuple[mx.array, mx.array]], position: int):
+        """Add each layer's keys and values of rows that begin at an absolute position."""
+        self.seek(position)
+        # Until all layers have them, the context is nowhere.
+        self.offset = -1
+        for layer, (keys, values) in zip(self.layers, rows, strict=True):
+            layer.append(keys, values)
+        self.offset = position + keys.shape[2]
 
     @property
     def state(self) -> list[mx.array]:

@@ -1,39 +1,40 @@
 """One sequence being decoded: prefill, then rounds of draft, verify, accept and roll back."""
 
 import time
-import warnings
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import ArraysCache
 
 from .drafter import Drafter, Proposal, Proposer
+from .guard import DraftGuard
 from .judge import Judge
 from .kernels import active_kernels
 from .kv_quantization import KVQuantization
 from .pair import check_fit
-from .prompt_cache import DFlashPromptCache
+from .prompt_cache import DFlashPromptCache, warn_no_effect
 from .rollback import Transaction, check_caches, num_cached, rows_at_once
 from .stats import Stats
 from .targets import Forward, bind
 
-# What a drafter's step may raise without taking the target's decoding with it.
-DRAFT_ERRORS = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+# Every round leaves buffers of new sizes behind: masks, scores, contexts.
+ROUNDS_PER_CLEAR = 32
 
 
 @dataclass
 class Round:
     """The tokens of one target pass, and what is needed to keep only some of its rows.
 
-    ``tokens`` holds the accepted drafts and then the bonus; ``logprobs`` [len(tokens), V] their
-    rows; ``taken`` counts those that were emitted.
+    ``tokens`` holds the accepted drafts and then the bonus; ``logprobs`` a row [V] for each, and
+    perhaps more; ``anchor`` is the first input, if known; ``taken`` counts what was emitted.
     """
 
     tokens: list[int]
-    logprobs: mx.array
+    logprobs: list[mx.array]
+    anchor: int | None
     inputs: mx.array
     out: Forward
     transaction: Transaction
@@ -65,6 +66,7 @@ class Decoder:
             emitted tokens.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
         verify_width (int, optional): Rows that the target verifies. Default: the block's.
+        guard (DraftGuard, optional): Shared by sequences that stop drafting together.
 
     Raises:
         ValueError: if the pair, a cache or a width does not fit, in one line.
@@ -83,6 +85,7 @@ class Decoder:
         prompt_cache: list[Any] | DFlashPromptCache | None = None,
         block_size: int | None = None,
         verify_width: int | None = None,
+        guard: DraftGuard | None = None,
     ):
         self.target, self.proposer = bind(model), draft_model
         if isinstance(draft_model, Drafter):
@@ -93,13 +96,15 @@ class Decoder:
         self.keeps_cache = prompt_cache is not None
         self.session = prompt_cache if isinstance(prompt_cache, DFlashPromptCache) else None
         if self.session is not None:
-            prompt_cache = self.session.caches
-        self.cache = prompt_cache if self.keeps_cache else self.target.make_cache(max_kv_size)
-        check_caches(self.cache)
+            prompt_cache = self.session.caches_for(model)
+        fresh = self.target.make_cache(max_kv_size)
+        self.cache = prompt_cache if self.keeps_cache else fresh
+        check_caches(self.cache, fresh)
         kv_quantization.check(self.cache)
-        if max_kv_size is not None and (self.keeps_cache or hasattr(model, "make_cache")):
-            made = "a prompt cache is given" if self.keeps_cache else "the model makes its own"
-            warnings.warn(f"`max_kv_size` has no effect, as in mlx-lm: {made}.", stacklevel=3)
+        if max_kv_size is not None and self.keeps_cache:
+            warn_no_effect("a prompt cache is given")
+        elif max_kv_size is not None and hasattr(model, "make_cache"):
+            warn_no_effect("the model makes its own caches")
         self.judge, self.kv_quantization = judge, kv_quantization
         self.history: mx.array | None = None
         self.stream, self.stats = stream, stats
@@ -109,13 +114,17 @@ class Decoder:
             if self.session is None
             else self.session.context_for(draft_model)
         )
-        self.drafting = self.verify_width > 1
+        self.guard = guard or DraftGuard(stats)
         self._context_start = 0
         self.anchor: int | None = None
         self.round: Round | None = None
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
-        stats.cached_tokens = self.position
+        stats.cached_tokens += self.position
         stats.rule, stats.row_by_row = judge.rule, judge.row_by_row
+
+    @property
+    def drafts(self) -> bool:
+        return self.guard.on and self.verify_width > 1
 
     def prefill(
         self,
@@ -125,6 +134,8 @@ class Decoder:
     ) -> Round:
         """Process the prompt in chunks, its last token alone, and choose the first token."""
         start, total = time.perf_counter(), prompt.size
+        # Processors are shown ids of the caller's own type.
+        history, prompt = prompt, prompt.astype(mx.uint32)
         end = self.position + total
         size = self.proposer.context_size
         self._context_start = 0 if size is None else end - size
@@ -136,25 +147,31 @@ class Decoder:
                 self._run_chunk(chunk)
                 done += chunk.size
                 progress(done, total)
-            self.history = prompt if self.judge.processors else None
-            self.round = self._verify(prompt[-1:], Proposal.none())
+            self.history = history if self.judge.processors else None
+            last = prompt[-1:]
+            # Only a session needs the number itself.
+            anchor = last.item() if self.session is not None else None
+            self.round = self._verify(last, Proposal.none(), anchor)
         progress(total, total)
-        self.stats.prompt_tokens, self.stats.prompt_time = total, time.perf_counter() - start
+        self.stats.prompt_tokens += total
+        self.stats.prompt_time += time.perf_counter() - start
         return self.round
 
     def next_round(self, max_tokens: float) -> Round:
         """Draft, verify and accept up to ``max_tokens`` tokens after those already emitted."""
         start = time.perf_counter()
         with mx.stream(self.stream):
-            self._settle()
-            width = int(min(self.verify_width if self.drafting else 1, max_tokens))
+            self.settle()
+            width = int(min(self.verify_width if self.drafts else 1, max_tokens))
             if width > 1:
                 width = self._rows_allowed(width)
             anchor, proposal = mx.array([self.anchor], mx.uint32), Proposal.none()
             if width > 1:
                 proposal = self._propose(anchor, width)
             inputs = mx.concatenate([anchor, proposal.tokens])
-            self.round = self._verify(inputs, proposal)
+            self.round = self._verify(inputs, proposal, self.anchor)
+            if self.stats.rounds % ROUNDS_PER_CLEAR == ROUNDS_PER_CLEAR - 1:
+                mx.clear_cache()
         self.stats.generation_time += time.perf_counter() - start
         return self.round
 
@@ -167,11 +184,11 @@ class Decoder:
         with mx.stream(self.stream):
             try:
                 covered = self.round is not None and self.round.taken < len(self.round.tokens)
-                self.drafting &= self.session is not None
-                self._settle()
+                extend = self.session is not None
+                self.settle(extend)
                 anchor, self.anchor = self.anchor, None
-                if self.keeps_cache and anchor is not None and not covered:
-                    self._run_chunk(mx.array([anchor], mx.uint32))
+                if self.keeps_cache and self.cache and anchor is not None and not covered:
+                    self._run_chunk(mx.array([anchor], mx.uint32), extend)
                 if self.session is not None:
                     self.session.checkpoint()
                 if self.keeps_cache:
@@ -183,28 +200,29 @@ class Decoder:
     def _rows_allowed(self, width: int) -> int:
         ring = rows_at_once(self.cache)
         if ring <= 1:
-            self._stop_drafting("the target's cache is full and keeps its first rows (max_kv_size)")
+            self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
         return int(min(width, ring, self.kv_quantization.rows_at_once(self.cache)))
 
-    def _run_chunk(self, chunk: mx.array):
-        wanted = self.position + chunk.size > self._context_start
+    def _run_chunk(self, chunk: mx.array, extend: bool = True):
+        wanted = extend and self.position + chunk.size > self._context_start
         out, transaction = self._forward(chunk, taps=wanted)
         transaction.commit(chunk.size, out.records)
+        position = self.position
+        self.position += chunk.size
+        if self.session is not None:
+            self.session.append(chunk.tolist())
         self.kv_quantization.apply(self.cache)
-        if wanted and self.drafting:
-            self._extend(chunk, out.taps)
-        self._advance(chunk)
-        mx.eval([cache.state for cache in self.cache], getattr(self.context, "state", []))
+        if wanted and self.drafts:
+            self._extend(chunk, out.taps, position)
+        mx.eval([cache.state for cache in self.cache], self._context_state())
         mx.clear_cache()
 
-    def _advance(self, tokens: mx.array):
-        self.position += tokens.size
-        if self.session is not None:
-            self.session.append(tokens.tolist())
+    def _context_state(self) -> list[mx.array]:
+        return getattr(self.context, "state", [])
 
     def _propose(self, anchor: mx.array, width: int) -> Proposal:
         judge = self.judge
-        with self._drafter_step():
+        with self.guard.step():
             proposal = self.proposer.propose(
                 self.target,
                 anchor,
@@ -213,21 +231,23 @@ class Decoder:
                 judge.temperature,
                 judge.next_key(),
             ).first(width - 1)
+            if proposal.tokens.ndim != 1:
+                raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
             return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
         return Proposal.none()
 
-    def _extend(self, tokens: mx.array, taps: mx.array | None):
+    def _extend(self, tokens: mx.array, taps: mx.array | None, position: int):
         """Hand committed rows to the drafter, from the first that a later block can see."""
-        first = max(0, self._context_start - self.position)
+        first = max(0, self._context_start - position)
         taps = None if taps is None else taps[:, first:]
-        with self._drafter_step():
-            self.proposer.extend(self.context, tokens[first:], taps, self.position + first)
+        with self.guard.step():
+            self.proposer.extend(self.context, tokens[first:], taps, position + first)
 
     def _forward(
         self, tokens: mx.array, taps: bool = False, record: bool = False
     ) -> tuple[Forward, Transaction]:
         transaction = Transaction(self.cache, tokens.size)
-        layers = self.proposer.target_layer_ids if taps and self.drafting else ()
+        layers = self.proposer.target_layer_ids if taps and self.drafts else ()
         try:
             out = self.target.forward(tokens[None], self.cache, layers, record)
         except BaseException:
@@ -235,57 +255,67 @@ class Decoder:
             raise
         return out, transaction
 
-    def _verify(self, inputs: mx.array, proposal: Proposal) -> Round:
-        """Run the anchor and the drafts after it, and let the judge decide on them."""
+    def _verify(self, inputs: mx.array, proposal: Proposal, anchor: int | None) -> Round:
+        """Run the anchor and the drafts after it, and let the judge decide on them.
+
+        An error while the drafts themselves are computed, which is only now, ends the generation.
+        """
         out, transaction = self._forward(inputs, taps=True, record=inputs.size > 1)
         try:
             logits = self.target.logits(out.hidden)[0]
+            # What outlives the round is computed with it: another thread may take the next one.
+            attending = [c.state for c in self.cache if not isinstance(c, ArraysCache)]
+            lasting = [x for x in (out.taps, self.history) if x is not None]
+            mx.async_eval(attending, lasting, self._context_state())
             decision = self.judge.decide(proposal, logits, self.history)
         except BaseException:
             transaction.abort()
             raise
-        if not decision.finite:
-            self.stats.draft_failures += 1
-            self._stop_drafting("the drafter gave non-finite numbers")
-        return Round(decision.tokens, decision.logprobs, inputs, out, transaction)
+        self.guard.check(decision.finite)
+        return Round(decision.tokens, decision.logprobs, anchor, inputs, out, transaction)
 
-    def _settle(self):
-        """Keep the rows of the round's emitted tokens; the last of them is the next anchor."""
+    def settle(self, extend: bool = True):
+        """Keep the rows of the round's emitted tokens; the last of them is the next anchor.
+
+        Args:
+            extend (bool): Hand the rows to the drafter, for more rounds. Default: ``True``.
+        """
         if self.round is None:
             return
         round, self.round = self.round, None
-        kept = round.num_kept
-        round.transaction.commit(kept, round.out.records)
-        self.kv_quantization.apply(self.cache)
-        if self.drafting:
-            taps = round.out.taps
-            self._extend(round.inputs[:kept], None if taps is None else taps[:, :kept])
-        self._advance(round.inputs[:kept])
-        drafted, accepted = round.inputs.size - 1, kept - 1
-        bonus = round.taken > round.num_accepted
-        if self.anchor is None:
-            self.stats.prefills += bonus
-            if self.session is not None:
-                self.session.checkpoint()
-        else:
-            self.stats.count_round(drafted, accepted, bonus)
-        self.anchor = round.tokens[round.taken - 1] if round.taken else None
-        if self.history is not None:
-            emitted = mx.array(round.tokens[: round.taken], dtype=self.history.dtype)
-            self.history = mx.concatenate([self.history, emitted])
-
-    @contextmanager
-    def _drafter_step(self):
+        kept, emitted, position = round.num_kept, round.tokens[: round.taken], self.position
+        first = self.anchor is None
         try:
-            yield
-        except DRAFT_ERRORS as error:
-            self.stats.draft_failures += 1
-            self._stop_drafting(f"the drafter raised {type(error).__name__}: {error}")
+            round.transaction.commit(kept, round.out.records)
+        except BaseException:
+            self.cache.clear()
+            raise
+        # From here on the caches are right: what follows may fail without making them wrong.
+        self._count(round, first)
+        self.advance(kept, emitted)
+        if self.session is not None:
+            self.session.append([round.anchor, *emitted][:kept])
+            if first:
+                self.session.checkpoint()
+        self.kv_quantization.apply(self.cache)
+        if extend and self.drafts:
+            taps = round.out.taps
+            taps = None if taps is None else taps[:, :kept]
+            self._extend(round.inputs[:kept], taps, position)
 
-    def _stop_drafting(self, reason: str):
-        if self.drafting:
-            self.drafting, self.stats.fallback = False, reason
-            warnings.warn(f"Decoding goes on without drafts: {reason}.", stacklevel=2)
+    def _count(self, round: Round, first: bool):
+        bonus = round.taken > round.num_accepted
+        if first:
+            self.stats.prefills += bonus
+        else:
+            self.stats.count_round(round.inputs.size - 1, round.num_kept - 1, bonus)
+
+    def advance(self, kept: int, emitted: list[int]):
+        """Account for a round: rows that stay in the caches, and the tokens that they gave."""
+        self.position += kept
+        self.anchor = emitted[-1] if emitted else None
+        if self.history is not None:
+            self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
 
 
 def _widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:

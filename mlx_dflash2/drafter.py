@@ -213,11 +213,17 @@ class Drafter(nn.Module):
             taps (mx.array): [B, S, T * H], the tapped layers' outputs in list order.
             position (int): Absolute position of the first row.
         """
-        context.seek(position)
+        context.append(self.context_rows(taps, position), position)
+
+    def context_rows(
+        self, taps: mx.array, position: int | mx.array
+    ) -> list[tuple[mx.array, mx.array]]:
+        """Each layer's keys and values of committed rows [B, S, T * H].
+
+        ``position`` is that of the first row, or an array [B] of them.
+        """
         features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
-        for layer, layer_context in zip(self.layers, context.layers, strict=True):
-            layer_context.append(*layer.self_attn.keys_and_values(features, position))
-        context.offset = position + taps.shape[1]
+        return [layer.self_attn.keys_and_values(features, position) for layer in self.layers]
 
     def __call__(self, embeddings: mx.array, context: DrafterContext) -> mx.array:
         """Run a block.
@@ -250,20 +256,40 @@ class Drafter(nn.Module):
         key: mx.array | None = None,
     ) -> Proposal:
         """Draft the tokens after the anchor; see :class:`Proposer`."""
-        masks = mx.full((block_size - 1,), self.args.mask_token_id, anchor.dtype)
-        block = mx.concatenate([anchor, masks])[None]
+        keys = [key] if temperature > 0 else None
+        return self.propose_rows(target, anchor, context, block_size, temperature, keys)[0]
+
+    def propose_rows(
+        self,
+        target: Any,
+        anchors: mx.array,
+        context: DrafterContext,
+        block_size: int,
+        temperature: float = 0.0,
+        keys: Sequence[mx.array] | None = None,
+    ) -> list[Proposal]:
+        """Draft a block after each of several anchors [B] in one pass; a key for each."""
+        B, L = anchors.size, block_size - 1
+        masks = mx.full((B, L), self.args.mask_token_id, anchors.dtype)
+        block = mx.concatenate([anchors[:, None], masks], axis=1)
         hidden = self(target.embed(block), context)
         limits = (target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size)
         logits = target.head(hidden)[..., : min(limit for limit in limits if limit)]
         if self.args.has_selector:
-            shape = (1, block_size - 1)
-            uniforms = mx.random.uniform(shape=shape, key=key) if temperature > 0 else None
-            path = self.candidate_selector(anchor, hidden, logits, temperature, uniforms)
-            drawn = (path.candidates[0], path.q[0]) if temperature > 0 else (None, None)
-            return Proposal(path.tokens[0], _all_finite(path.unary), *drawn)
+            if target.vocab_size > self.args.vocab_size:
+                # A padding id of the target has no row in the codebooks.
+                anchors = mx.minimum(anchors, self.args.vocab_size - 1)
+            uniforms = None
+            if temperature > 0:
+                uniforms = mx.stack([mx.random.uniform(shape=(L,), key=key) for key in keys])
+            path = self.candidate_selector(anchors, hidden, logits, temperature, uniforms)
+            drawn = (path.candidates, path.q) if temperature > 0 else ([None] * B,) * 2
+            finite = _all_finite(path.unary.flatten(1))
+            return [Proposal(*row) for row in zip(path.tokens, finite, *drawn, strict=True)]
         # Without a selector independent draws would not form a text: the best tokens do better.
         tokens = mx.argmax(logits, axis=-1)
-        return Proposal(tokens[0], _all_finite(mx.max(logits, axis=-1)))
+        finite = _all_finite(mx.max(logits, axis=-1))
+        return [Proposal(*row) for row in zip(tokens, finite, strict=True)]
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""
@@ -282,8 +308,8 @@ class Drafter(nn.Module):
 
 
 def _all_finite(x: mx.array) -> mx.array:
-    """Whether no number is infinite or NaN, in the fewest launches: a NaN is not below infinity."""
-    return mx.abs(x).max() < float("inf")
+    """Whether a row has no infinity or NaN, in the fewest launches: a NaN is not below infinity."""
+    return mx.abs(x).max(axis=-1) < float("inf")
 
 
 _SPELLINGS = {

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler
@@ -15,11 +17,22 @@ GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
 
 @dataclass
 class Decision:
-    """``tokens``: accepted drafts, then the target's own; ``logprobs`` [len(tokens) or more, V]."""
+    """``tokens``: accepted drafts, then the target's own; ``logprobs``: at least a row [V] each."""
 
     tokens: list[int]
-    logprobs: mx.array
+    logprobs: list[mx.array]
     finite: bool
+
+
+class Pending(NamedTuple):
+    """A decision that is not read yet: ``host`` holds num_accepted, finite and the tokens."""
+
+    host: mx.array
+    logprobs: list[mx.array]
+
+    def read(self, host: list[int]) -> Decision:
+        num_accepted, finite, *tokens = host
+        return Decision(tokens[: num_accepted + 1], self.logprobs, bool(finite))
 
 
 class Judge:
@@ -51,6 +64,11 @@ class Judge:
             self.rule = REJECTION if sampler.temp > 0 else GREEDY
         else:
             self.rule = GREEDY if self.sampler is greedy_sampler else COUPLED
+        if self.rule == COUPLED and seed is not None:
+            raise ValueError(
+                f"`seed` is {seed} but the sampler draws by itself, from mx.random: seed that, or "
+                "use mlx_dflash2.make_sampler."
+            )
         self.key = None
         if self.rule == REJECTION:
             number = mx.random.randint(0, 2**31 - 1).item() if seed is None else seed
@@ -75,6 +93,7 @@ class Judge:
         if self.key is None:
             return None
         self.key, key = mx.random.split(self.key)
+        mx.async_eval(self.key)
         return key
 
     def decide(self, proposal: Proposal, logits: mx.array, history: mx.array | None) -> Decision:
@@ -85,6 +104,12 @@ class Judge:
             logits (mx.array): Rows of the anchor and of each draft.
             history (mx.array, optional): All tokens up to the anchor, where there are processors.
         """
+        return decide_all([self], [proposal], [logits], [history])[0]
+
+    def begin(
+        self, proposal: Proposal, logits: mx.array, history: mx.array | None
+    ) -> Decision | Pending:
+        """As :meth:`decide`, but what can be judged at once is left to be read."""
         if self.row_by_row:
             return self._one_by_one(proposal, logits, history)
         rows = [self._process(logits[i : i + 1], proposal.tokens[:i], history)
@@ -94,10 +119,7 @@ class Judge:
         verdict = self._verdict(proposal, logprobs)
         flags = mx.stack([verdict.num_accepted, proposal.finite.astype(mx.uint32)])
         host = mx.concatenate([flags, verdict.tokens.astype(mx.uint32)])
-        # The round's one host read.
-        mx.eval(host, logprobs)
-        num_accepted, finite, *tokens = host.tolist()
-        return Decision(tokens[: num_accepted + 1], logprobs, bool(finite))
+        return Pending(host, list(logprobs))
 
     def _one_by_one(
         self, proposal: Proposal, logits: mx.array, history: mx.array | None
@@ -107,7 +129,7 @@ class Judge:
         for i in range(logits.shape[0]):
             row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
             row = row - mx.logsumexp(row, axis=-1, keepdims=True)
-            logprobs.append(row)
+            logprobs.append(row[0])
             if self.rule == REJECTION:
                 here = proposal.only(i)
                 # A second row, should this draft stay, is judged on its own: it draws nothing.
@@ -119,7 +141,8 @@ class Judge:
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
-        return Decision(tokens, mx.concatenate(logprobs), bool(proposal.finite.item()))
+        mx.eval(logprobs)
+        return Decision(tokens, logprobs, bool(proposal.finite.item()))
 
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
         if self.processors:
@@ -137,3 +160,29 @@ class Judge:
             candidates = proposal.tokens[:, None]
             q = mx.ones(candidates.shape)
         return accept_sampled(proposal.tokens, candidates, q, p, self.next_key(), self.next_key())
+
+
+def decide_all(
+    judges: Sequence[Judge],
+    proposals: Sequence[Proposal],
+    logits: Sequence[mx.array],
+    histories: Sequence[mx.array | None],
+) -> list[Decision]:
+    """Judge one block of each of several sequences, with a single host read where rules allow.
+
+    The arguments are those of :meth:`Judge.decide`, one a sequence; blocks may differ in length.
+    """
+    decisions = [
+        judge.begin(*block)
+        for judge, *block in zip(judges, proposals, logits, histories, strict=True)
+    ]
+    pending = [found for found in decisions if isinstance(found, Pending)]
+    if pending:
+        # The round's one host read.
+        host = mx.concatenate([found.host for found in pending])
+        mx.eval(host, [found.logprobs for found in pending])
+        host = iter(host.tolist())
+    return [
+        found.read(list(islice(host, found.host.size))) if isinstance(found, Pending) else found
+        for found in decisions
+    ]

@@ -17,7 +17,7 @@ class KVQuantization:
     start: int = 5000
 
     def check(self, prompt_cache: Sequence[Any]):
-        """Refuse caches that mlx-lm would fail to quantise later, in mid-generation.
+        """Refuse bits, group sizes and cache classes that mlx-lm would fail on in mid-generation.
 
         Raises:
             ValueError: in one line, naming the option.

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import os
+import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
@@ -23,7 +27,8 @@ class DFlashPromptCache:
 
     Give it as ``prompt_cache``; before each turn, :meth:`reuse` tells what of the prompt is new.
     Caches that cannot be trimmed are remembered at the end of each prompt and each answer, and
-    go back to the latest of those places that a new prompt shares.
+    go back to the latest of those places that a new prompt shares. Each such place holds a copy
+    of every recurrent state and every ring.
 
     Args:
         model (nn.Module): The target.
@@ -38,8 +43,10 @@ class DFlashPromptCache:
 
     def __init__(self, model: nn.Module, draft_model: Proposer, max_kv_size: int | None = None):
         self.model, self.draft_model, self.max_kv_size = model, draft_model, max_kv_size
+        if max_kv_size is not None and hasattr(model, "make_cache"):
+            warn_no_effect("the model makes its own caches")
         self.caches = make_prompt_cache(model, max_kv_size)
-        check_caches(self.caches)
+        check_caches(self.caches, self.caches)
         self.context = draft_model.make_context()
         self.tokens: list[int] = []
         self.checkpoints = [Checkpoint(self.caches)]
@@ -94,6 +101,16 @@ class DFlashPromptCache:
             self.draft_model, self.context = draft_model, draft_model.make_context()
         return self.context
 
+    def caches_for(self, model: nn.Module) -> list[Any]:
+        """The caches, for the model that they are of.
+
+        Raises:
+            ValueError: if it is another one.
+        """
+        if model is not self.model:
+            raise ValueError("The prompt cache was made for another model object.")
+        return self.caches
+
     def append(self, tokens: Sequence[int]):
         """Note tokens that were added to the caches."""
         if len(self.tokens) + len(tokens) == len(self):
@@ -119,13 +136,17 @@ class DFlashPromptCache:
             "drafter": fingerprint(self.draft_model),
         }
         metadata = (metadata or {}) | {_METADATA: json.dumps(own)}
-        save_prompt_cache(str(file), self.caches, metadata)
-        # The context goes behind the caches: mlx-lm reads as many entries as it knows classes of.
-        arrays, metadata = mx.load(str(file), return_metadata=True)
-        context = enumerate(_context_arrays(self.context))
-        arrays |= {f"{len(self.caches)}.{i}": array for i, array in context}
-        mx.eval(arrays)
-        mx.save_safetensors(str(file), arrays, metadata)
+        file = Path(file)
+        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+            target, whole = (str(Path(folder) / f"{name}.safetensors") for name in "tw")
+            save_prompt_cache(target, self.caches, metadata)
+            # The context goes behind the caches: mlx-lm reads as many entries as it has classes.
+            arrays, metadata = mx.load(target, return_metadata=True)
+            context = enumerate(_context_arrays(self.context))
+            arrays |= {f"{len(self.caches)}.{i}": array for i, array in context}
+            mx.save_safetensors(whole, arrays, metadata)
+            # Whoever reads the file meets the old one or the new one.
+            os.replace(whole, file)
 
     @classmethod
     def load(
@@ -144,17 +165,16 @@ class DFlashPromptCache:
         caches, metadata = load_prompt_cache(str(file), return_metadata=True)
         own = json.loads(metadata.pop(_METADATA, "{}"))
         self = cls(model, draft_model)
-        if len(caches) != len(self.caches):
-            raise ValueError(
-                f"The prompt cache {file} has {len(caches)} caches but the model has "
-                f"{len(self.caches)}."
-            )
+        check_caches(caches, self.caches)
         self.caches[:] = caches
-        check_caches(self.caches)
+        if getattr(caches[0], "keep", 0) > 0:
+            self.max_kv_size = caches[0].max_size
         self.tokens = own.get("tokens", [])
         self.checkpoints = [Checkpoint(self.caches)]
         if own.get("drafter") == fingerprint(draft_model):
             self._load_context(mx.load(str(file)), own["offset"])
+        # Nothing is left lazy: another thread may go on.
+        mx.eval([cache.state for cache in self.caches], getattr(self.context, "state", []))
         return self, metadata
 
     def _load_context(self, arrays: dict[str, mx.array], offset: int):
@@ -188,9 +208,16 @@ def saved_metadata(file: str | Path) -> dict[str, str]:
 
 
 def fingerprint(draft_model: Proposer) -> str:
-    """Tells drafters apart whose contexts are not interchangeable."""
-    shape = repr(draft_model.args) if isinstance(draft_model, Drafter) else repr(type(draft_model))
-    return hashlib.sha256(shape.encode()).hexdigest()
+    """Tells drafters apart whose contexts are not interchangeable: by config and one norm."""
+    if not isinstance(draft_model, Drafter):
+        return repr(type(draft_model))
+    weights = np.array(draft_model.hidden_norm.weight.astype(mx.float32)).tobytes()
+    return hashlib.sha256(repr(draft_model.args).encode() + weights).hexdigest()
+
+
+def warn_no_effect(reason: str):
+    """Say that ``max_kv_size`` does nothing here; mlx-lm drops it in silence."""
+    warnings.warn(f"`max_kv_size` has no effect, as in mlx-lm: {reason}.", stacklevel=4)
 
 
 def _context_arrays(context: Any) -> list[mx.array]:

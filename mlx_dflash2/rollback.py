@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
-    ConcatenateKVCache,
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
@@ -50,7 +49,6 @@ class Restore:
 
     def __init__(self, cache: Any, num_rows: int):
         self.cache, self.num_rows = cache, num_rows
-        # New handles: the cache's slice assignments would change an aliased array.
         self.saved = _state(cache)
 
     def commit(self, keep: int, record: Any):
@@ -62,7 +60,7 @@ class Restore:
             self.cache.update_and_fetch(*(x[..., :keep, :] for x in rows))
 
     def abort(self):
-        self.cache.state = tree_map(_copy, self.saved)
+        self.cache.state = tree_map(_handle, self.saved)
 
 
 class Replay:
@@ -102,8 +100,9 @@ class Each:
             part.abort()
 
 
-def _copy(value: Any) -> Any:
-    return mx.array(value) if isinstance(value, mx.array) else value
+def _handle(value: Any) -> Any:
+    """The same data under a handle of its own, which slice assignment to the other leaves alone."""
+    return value[...] if isinstance(value, mx.array) else value
 
 
 def _rotating(cache: RotatingKVCache, num_rows: int) -> Rollback:
@@ -114,7 +113,6 @@ def _rotating(cache: RotatingKVCache, num_rows: int) -> Rollback:
 _STRATEGIES = {
     KVCache: Trim,
     QuantizedKVCache: Trim,
-    ConcatenateKVCache: Trim,
     RotatingKVCache: _rotating,
     ArraysCache: Replay,
     CacheList: Each,
@@ -125,21 +123,41 @@ def _begin(cache: Any, num_rows: int) -> Rollback:
     return _STRATEGIES[type(cache)](cache, num_rows)
 
 
-def check_caches(prompt_cache: Sequence[Any]):
-    """Refuse a cache class that rows cannot be taken out of exactly.
+def check_caches(prompt_cache: Sequence[Any], fresh: Sequence[Any]):
+    """Refuse caches that are not the target's, or that rows cannot be taken out of exactly.
+
+    Args:
+        prompt_cache (sequence): The caches to decode with.
+        fresh (sequence): Caches that the target makes itself.
 
     Raises:
-        ValueError: naming the class and those that are supported.
+        ValueError: naming what was found and what is supported.
     """
-    for cache in prompt_cache:
+    if len(prompt_cache) == 0:
+        raise ValueError("The prompt cache is empty, as after an interruption: make a new one.")
+    if len(prompt_cache) != len(fresh):
+        raise ValueError(
+            f"The prompt cache has {len(prompt_cache)} caches but the target has {len(fresh)}."
+        )
+    for index, (cache, own) in enumerate(zip(prompt_cache, fresh, strict=True)):
         if type(cache) not in _STRATEGIES:
             known = ", ".join(kind.__name__ for kind in _STRATEGIES)
             raise ValueError(
                 f"The target's cache {type(cache).__name__} cannot be rolled back; supported are "
                 f"{known}."
             )
+        if _layout(cache) != _layout(own):
+            raise ValueError(
+                f"Cache {index} of the prompt cache is {type(cache).__name__} but the target's is "
+                f"{type(own).__name__}."
+            )
         if isinstance(cache, CacheList):
-            check_caches(cache.caches)
+            check_caches(cache.caches, own.caches)
+
+
+def _layout(cache: Any) -> type:
+    """Caches of keys and values, quantised or rotating or neither, stand for one another."""
+    return type(cache) if isinstance(cache, ArraysCache | CacheList) else KVCache
 
 
 class Transaction:
@@ -174,6 +192,8 @@ class Checkpoint:
     def __init__(self, prompt_cache: Sequence[Any]):
         self.length = num_cached(prompt_cache)
         self.states = [None if drops_rows(cache) else _state(cache) for cache in prompt_cache]
+        # Another thread may come back here.
+        mx.eval([value for _, value in tree_flatten(self.states) if isinstance(value, mx.array)])
 
     def fits(self, prompt_cache: Sequence[Any]) -> bool:
         """Whether the caches can go back: all that are unsaved here can still drop rows."""
@@ -188,16 +208,16 @@ class Checkpoint:
             if state is None:
                 cache.trim(cache.offset - self.length)
             else:
-                cache.state = tree_map(_copy, state)
+                cache.state = tree_map(_handle, state)
 
 
 def drops_rows(cache: Any) -> bool:
     """Whether a cache can drop its newest rows now and for as long as it lives."""
-    return isinstance(cache, KVCache | QuantizedKVCache | ConcatenateKVCache)
+    return isinstance(cache, KVCache | QuantizedKVCache)
 
 
 def _state(cache: Any) -> Any:
-    return tree_map(_copy, cache.state)
+    return tree_map(_handle, cache.state)
 
 
 def num_cached(prompt_cache: Sequence[Any]) -> int:

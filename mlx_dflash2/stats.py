@@ -15,7 +15,8 @@ class Stats:
     Attributes:
         prompt_tokens (int): Tokens of the prompt that were processed.
         cached_tokens (int): Tokens that the prompt cache already held.
-        rounds (int): Target passes after the prompt's.
+        rounds (int): Target passes after the prompt's; in a batch, each row of one counts.
+        passes (int): Target passes of a batch after its prompts'.
         drafted (int): Draft tokens that were verified.
         accepted (int): Draft tokens that were emitted.
         bonus (int): Tokens of the target's own after accepted drafts.
@@ -33,6 +34,7 @@ class Stats:
     cached_tokens: int = 0
     prefills: int = 0
     rounds: int = 0
+    passes: int = 0
     drafted: int = 0
     accepted: int = 0
     bonus: int = 0

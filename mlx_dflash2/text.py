@@ -23,6 +23,22 @@ def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | list[int
     return mx.array(prompt, dtype=mx.uint32)
 
 
+def check_prompt(prompt: mx.array, max_tokens: int, prefill_step_size: int):
+    """Refuse what cannot be a prompt, a budget or a chunk.
+
+    Raises:
+        ValueError: in one line, naming the argument.
+    """
+    if prompt.ndim != 1 or prompt.size == 0:
+        raise ValueError(f"`prompt` has to be one row of token ids but has shape {prompt.shape}.")
+    if not mx.issubdtype(prompt.dtype, mx.integer):
+        raise ValueError(f"`prompt` has to hold integers but holds {prompt.dtype}.")
+    if max_tokens < -1:
+        raise ValueError(f"`max_tokens` has to be -1 (no limit) or more but is {max_tokens}.")
+    if prefill_step_size < 1:
+        raise ValueError(f"`prefill_step_size` has to be 1 or more but is {prefill_step_size}.")
+
+
 def chat_prompt(
     tokenizer: TokenizerWrapper,
     prompt: str,
@@ -133,7 +149,7 @@ class StopStrings:
 
 
 def responses(
-    steps: Iterable[tuple[int, mx.array, bool]],
+    steps: Generator[tuple[int, mx.array, bool], None, None],
     tokenizer: TokenizerWrapper,
     prompt_size: int,
     max_tokens: int,
@@ -172,6 +188,8 @@ def responses(
             break
         yield respond(text)
         text = ""
+    # Before the last response, so that whoever goes no further finds the caches as they should be.
+    steps.close()
     detokenizer.finalize()
     text += stops.feed(detokenizer.last_segment)
     stopped = stops.found or step[0] in tokenizer.eos_token_ids

@@ -70,3 +70,25 @@ def rand(seed, vocab, **kwargs):
         return mx.random.randint(0, vocab, (n,), key=mx.random.key(seed + position)).tolist()
 
     return Stub(rule, **kwargs)
+
+
+class PerRow:
+    """A stub for each prompt of a batch, in the order in which their contexts are made."""
+
+    target_layer_ids, context_size = (), None
+
+    def __init__(self, *stubs):
+        self.stubs, self.block_size = list(stubs), stubs[0].block_size
+        self.made = iter(self.stubs)
+
+    def make_context(self):
+        stub = next(self.made)
+        return stub, stub.make_context()
+
+    def extend(self, context, tokens, taps, position):
+        stub, seen = context
+        stub.extend(seen, tokens, taps, position)
+
+    def propose(self, target, anchor, context, *args):
+        stub, seen = context
+        return stub.propose(target, anchor, seen, *args)

@@ -91,6 +91,19 @@ def test_ids_beyond_the_vocabulary_are_never_drafted(limit):
     assert mx.max(proposal.tokens).item() < allowed
 
 
+def test_an_anchor_without_a_row_in_the_codebooks():
+    """The target has padding rows that the drafter has not, and may emit one of them."""
+    target, drafter = HeadTarget(CASES[-1]), load_drafter(GOLDEN / CASES[-1])
+    target.embedding = mx.concatenate([target.embedding, mx.ones((64, HIDDEN))])
+    target.vocab_size = 576
+    context = drafter.make_context()
+    drafter.extend(context, mx.zeros(4), mx.random.normal((1, 4, 3 * HIDDEN)), 0)
+    past = drafter.propose(target, mx.array([570]), context, 8)
+    target.embedding[511] = target.embedding[570]
+    last = drafter.propose(target, mx.array([511]), context, 8)
+    assert mx.array_equal(past.tokens, last.tokens).item() and past.finite.item()
+
+
 def test_quantised_codebooks_score_as_their_unpacked_rows():
     drafter = make_drafter(selector_rank=64)
     selector = drafter.candidate_selector

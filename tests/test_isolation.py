@@ -12,6 +12,7 @@ from golden import CASES, GOLDEN
 from proposers import half, oracle
 from tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, make_model, plain_tokens
 
+from mlx_dflash2 import DFlashPromptCache, make_sampler
 from mlx_dflash2.generate import dflash_generate_step
 from mlx_dflash2.load import load_drafter
 
@@ -132,6 +133,45 @@ def test_loading_here_and_generating_elsewhere(kind):
 def test_a_generator_made_here_and_iterated_elsewhere():
     steps = steps_of(HYBRID, make_drafter())
     assert in_thread(lambda: [token for token, _, _ in steps]) == plain_of(HYBRID)
+
+
+@pytest.mark.parametrize("kind", [DENSE, SLIDING])
+def test_every_token_in_another_thread(kind):
+    """As a server's thread pool may do it; mlx-lm allows it on targets that are not recurrent."""
+    drafter, options = make_drafter(), dict(sampler=make_sampler(temp=0.7), seed=1)
+    steps = dflash_generate_step(mx.array(PROMPT), model_of(kind), drafter, **options)
+    again = dflash_generate_step(mx.array(PROMPT), model_of(kind), drafter, **options)
+    alone = [next(again)[0] for _ in range(20)]
+    assert [in_thread(lambda: next(steps)[0]) for _ in range(20)] == alone
+    in_thread(steps.close)
+
+
+def test_log_probabilities_can_be_read_in_another_thread():
+    for rule in (None, lambda logprobs: mx.argmax(logprobs, axis=-1)):
+        for token, row, _ in steps_of(HYBRID, make_drafter(), sampler=rule, max_tokens=9):
+            assert in_thread(lambda row=row: mx.argmax(row).item()) == token
+
+
+@pytest.mark.parametrize("kind", [DENSE, HYBRID, SLIDING])
+def test_a_session_saved_here_and_gone_on_with_elsewhere(kind, tmp_path):
+    drafter, model = make_drafter(), model_of(kind, 0)
+    session = DFlashPromptCache(model, drafter)
+    tokens = [t for t, _, _ in steps_of(kind, drafter, prompt_cache=session, max_tokens=9)]
+    session.save(tmp_path / "s.safetensors")
+    loaded, _ = DFlashPromptCache.load(tmp_path / "s.safetensors", model, drafter)
+    whole = PROMPT + tokens + [7]
+
+    def work(session):
+        rest = session.reuse(whole)
+        steps = dflash_generate_step(rest, model, drafter, prompt_cache=session, max_tokens=9)
+        return [token for token, _, _ in steps]
+
+    expected = plain_tokens(model, whole, 9)
+    assert in_thread(lambda: work(loaded)) == in_thread(lambda: work(session)) == expected
+    # Back to the end of the first prompt, a checkpoint that this thread made.
+    branch = [*PROMPT, 3, 4]
+    steps = in_thread(lambda: session.reuse(branch))
+    assert steps.size == 2
 
 
 def test_generators_in_parallel_threads():

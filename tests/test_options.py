@@ -1,6 +1,6 @@
 """mlx-lm's generation options, each against plain mlx-lm with the same option."""
 
-from functools import cache
+from functools import cache, partial
 
 import mlx.core as mx
 import pytest
@@ -11,7 +11,7 @@ from mlx_lm.sample_utils import make_sampler as mlx_lm_sampler
 from proposers import Stub, half, oracle
 from tiny import DENSE, HYBRID, SLIDING, VOCAB, cache_arrays, make_drafter, make_model
 
-from mlx_dflash2 import make_logits_processors, make_sampler
+from mlx_dflash2 import DFlashPromptCache, make_logits_processors, make_sampler
 from mlx_dflash2.drafter import Proposal
 from mlx_dflash2.generate import dflash_generate_step
 from mlx_dflash2.stats import Stats
@@ -64,11 +64,11 @@ PENALTIES = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_penalties(kind, name, pure):
     settings = PENALTIES[name]
-    expected = plain(kind, logits_processors=mlx_lm_processors(**settings))
-    assert expected != greedy(kind)
+    expected = plain(kind, 40, logits_processors=mlx_lm_processors(**settings))
+    assert expected != plain(kind, 40)
     make = make_logits_processors if pure else mlx_lm_processors
     for proposer in proposers(expected):
-        tokens, stats = drafted(kind, proposer, logits_processors=make(**settings))
+        tokens, stats = drafted(kind, proposer, 40, logits_processors=make(**settings))
         assert tokens == expected
         assert (stats.row_by_row is None) == pure
         assert stats.drafted > 0
@@ -216,6 +216,31 @@ def test_without_a_seed_the_global_one_decides():
         mx.random.seed(seed)
         runs.append(drafted(DENSE, oracle(PROMPT), sampler=sampler)[0])
     assert runs[0] == runs[1] != runs[2]
+
+
+def test_a_seed_for_a_sampler_that_draws_by_itself_is_refused():
+    with pytest.raises(ValueError, match=r"`seed` is 3 .* mx\.random"):
+        drafted(DENSE, make_drafter(), sampler=mlx_lm_sampler(0.7), seed=3)
+    expected = greedy(DENSE)
+    assert drafted(DENSE, make_drafter(), seed=3)[0] == expected
+
+
+def test_sessions_belong_to_their_model():
+    session = DFlashPromptCache(make_model(DENSE, seed=1), make_drafter())
+    with pytest.raises(ValueError, match="another model object"):
+        drafted(DENSE, make_drafter(), prompt_cache=session)
+    with pytest.warns(UserWarning, match="`max_kv_size` has no effect"):
+        DFlashPromptCache(model_of(HYBRID), make_drafter(), max_kv_size=8)
+
+
+def test_processors_see_ids_as_mlx_lm_shows_them():
+    """Of a type that can be subtracted from."""
+    seen = []
+    for run in (plain, partial(drafted, proposer=oracle(PROMPT))):
+        dtypes = []
+        run(DENSE, logits_processors=[lambda tokens, x, d=dtypes: d.append(tokens.dtype) or x])
+        seen.append(dtypes[:5])
+    assert seen[0] == seen[1]
 
 
 def test_seeded_generators_are_independent_of_each_other():

@@ -243,7 +243,7 @@ def test_files_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no prompt cache .*none\.safetensors"):
         DFlashPromptCache.load(tmp_path / "none.safetensors", model_of(DENSE), drafter)
     save_prompt_cache(str(tmp_path / "c.safetensors"), make_prompt_cache(model_of(DENSE))[:2])
-    with pytest.raises(ValueError, match="has 2 caches but the model has 4"):
+    with pytest.raises(ValueError, match="has 2 caches but the target has 4"):
         DFlashPromptCache.load(tmp_path / "c.safetensors", model_of(DENSE), drafter)
 
 

@@ -2,7 +2,15 @@
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ChunkedKVCache,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
 from tiny import VOCAB, make_model
 
 from mlx_dflash2.rollback import Transaction, check_caches, num_cached, rows_at_once
@@ -127,7 +135,32 @@ class Untrimmable(KVCache):
         return False
 
 
-@pytest.mark.parametrize("cache", [Untrimmable(), ChunkedKVCache(8), CacheList(Untrimmable())])
+@pytest.mark.parametrize(
+    "cache",
+    [Untrimmable(), ChunkedKVCache(8), ConcatenateKVCache(), CacheList(Untrimmable())],
+    ids=lambda cache: type(cache).__name__,
+)
 def test_unknown_caches_are_refused_by_name(cache):
-    with pytest.raises(ValueError, match=r"(Untrimmable|ChunkedKVCache).*RotatingKVCache"):
-        check_caches([KVCache(), cache])
+    """ConcatenateKVCache forgets a trim at the next append."""
+    fresh = [KVCache(), CacheList(KVCache()) if isinstance(cache, CacheList) else KVCache()]
+    with pytest.raises(ValueError, match=r"(Untrimmable|Chunked|Concat).*RotatingKVCache"):
+        check_caches([KVCache(), cache], fresh)
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ([], "is empty, as after an interruption"),
+        ([KVCache()], "has 1 caches but the target has 2"),
+        ([KVCache(), KVCache()], "Cache 1 of the prompt cache is KVCache but .* ArraysCache"),
+        ([ArraysCache(2), ArraysCache(2)], "Cache 0 .* is ArraysCache but .* KVCache"),
+    ],
+    ids=["empty", "short", "attending", "recurrent"],
+)
+def test_caches_of_another_model_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        check_caches(given, [KVCache(), ArraysCache(2)])
+
+
+def test_quantised_and_rotating_caches_stand_for_plain_ones():
+    check_caches([QuantizedKVCache(), RotatingKVCache(8)], [KVCache(), KVCache()])

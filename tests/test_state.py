@@ -46,6 +46,10 @@ def assert_covers(kind, prompt_cache, tokens):
         assert mx.allclose(ours, theirs, rtol=0, atol=2e-5).item()
 
 
+def fresh_cache(kind):
+    return make_prompt_cache(model_of(kind))
+
+
 def steps_of(kind, prompt, proposer, prompt_cache, **kwargs):
     return dflash_generate_step(
         mx.array(prompt), model_of(kind), proposer, prompt_cache=prompt_cache, **kwargs
@@ -154,6 +158,29 @@ def test_an_interruption_in_any_layer(kind, error, monkeypatch):
         assert len(processed) in (0, 7, 14, 15, 16)
         if processed:
             assert_covers(kind, prompt_cache, processed + tokens)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)], ids=repr)
+@pytest.mark.parametrize("call", range(1, 6))
+@pytest.mark.parametrize("kind", (DENSE, HYBRID, SLIDING))
+def test_an_interruption_while_the_drafter_takes_rows_in(kind, call, error):
+    """It comes between two rounds, where the caches have been settled and the anchor moves on."""
+    prompt, plain = prompt_and_plain(kind, 16)
+    proposer, prompt_cache, tokens = half(prompt + plain, VOCAB, 2), fresh_cache(kind), []
+    original, calls = proposer.extend, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == call:
+            raise error
+        return original(*args)
+
+    proposer.extend = interrupted
+    with pytest.raises(type(error)):
+        for token, _, _ in steps_of(kind, prompt, proposer, prompt_cache, prefill_step_size=8):
+            tokens.append(token)
+    covered = prompt + tokens if tokens else prompt[: num_cached(prompt_cache)]
+    assert_covers(kind, prompt_cache, covered)
 
 
 def test_a_cache_that_cannot_be_made_right_is_emptied(monkeypatch):

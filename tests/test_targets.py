@@ -4,6 +4,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear
 from tiny import CONFIGS, DENSE, VOCAB, cache_arrays, make_model
 
 from mlx_dflash2.targets import bind, supported_targets
@@ -107,6 +108,22 @@ def test_gemma_drafters_get_scaled_embeddings():
 
 
 HIDDEN_SCALE = 64**0.5
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-untied"])
+def test_adapters_on_embedding_and_head(kind):
+    """LoRA layers stand in the place of the layers that they adapt."""
+    model = make_model(kind)
+    name = "embed_tokens" if kind == "qwen3" else "lm_head"
+    owner = model.model if kind == "qwen3" else model
+    wrap = LoRAEmbedding if kind == "qwen3" else LoRALinear
+    owner[name] = wrap.from_base(owner[name], r=4)
+    owner[name].lora_b = mx.random.normal(owner[name].lora_b.shape)
+    target, tokens = bind(model), mx.array([[1, 2, 3]])
+    out = target.forward(tokens, target.make_cache())
+    assert target.vocab_size == VOCAB
+    assert mx.array_equal(target.logits(out.hidden), model(tokens)).item()
+    assert mx.array_equal(target.head(out.hidden), model(tokens)).item()
 
 
 def test_unknown_models_are_refused_by_name():

@@ -4,12 +4,14 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.generate import GenerationResponse
+from mlx_lm.models.cache import make_prompt_cache
 from proposers import half, oracle
 from tiny import DENSE, HYBRID, VOCAB, make_model, make_tokenizer, plain_tokens
 
 import mlx_dflash2
 from mlx_dflash2 import Stats
 from mlx_dflash2.generate import generate, stream_generate
+from mlx_dflash2.rollback import num_cached
 
 PROMPT = list(range(5, 25))
 FIELDS = ("text", "token", "prompt_tokens", "generation_tokens", "finish_reason")
@@ -83,6 +85,38 @@ def test_no_limit_ends_at_eos(case):
     tokenizer = make_tokenizer(plain[25])
     responses = stream_generate(model, tokenizer, PROMPT, -1, draft_model=oracle(PROMPT + plain))
     assert [r.token for r in responses] == plain[: plain.index(plain[25]) + 1]
+
+
+@pytest.mark.parametrize("max_tokens, eos_index", [(9, None), (30, 4), (30, 7)])
+def test_the_caches_are_right_when_the_last_response_comes(case, max_tokens, eos_index):
+    """A caller who stops at the finish reason and keeps the generator may go on with the cache."""
+    model, plain = case
+    tokenizer = make_tokenizer(None if eos_index is None else plain[eos_index])
+    prompt_cache, stats, tokens = make_prompt_cache(model), Stats(), []
+    responses = stream_generate(
+        model, tokenizer, PROMPT, max_tokens, draft_model=oracle(PROMPT + plain),
+        prompt_cache=prompt_cache, stats=stats,
+    )  # fmt: skip
+    for response in responses:
+        tokens.append(response.token)
+        if response.finish_reason is not None:
+            break
+    assert stats.generation_tokens == len(tokens) == response.generation_tokens
+    whole = [*PROMPT, *tokens, 9, 8]
+    second = stream_generate(
+        model, make_tokenizer(), [9, 8], 5, draft_model=oracle(whole), prompt_cache=prompt_cache
+    )
+    assert [r.token for r in second] == plain_tokens(model, whole, 5)
+    responses.close()
+    assert num_cached(prompt_cache) == len(whole) + 5
+
+
+def test_options_that_need_a_drafter_are_refused_without_one(case):
+    model, _ = case
+    with pytest.raises(ValueError, match="`stop` needs a `draft_model`"):
+        list(stream_generate(model, make_tokenizer(), PROMPT, 9, stop="w1"))
+    with pytest.raises(ValueError, match="`stats` needs a `draft_model`"):
+        generate(model, make_tokenizer(), PROMPT, stats=Stats())
 
 
 def test_unknown_options_are_an_error(case):

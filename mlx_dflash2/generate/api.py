@@ -17,7 +17,7 @@ from ..judge import Judge
 from ..kv_quantization import KVQuantization
 from ..prompt_cache import DFlashPromptCache
 from ..stats import Stats
-from ..text import StopStrings, encode_prompt, responses
+from ..text import StopStrings, check_prompt, encode_prompt, responses
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_PREFILL_STEP_SIZE = 2048
@@ -85,7 +85,7 @@ def dflash_generate_step(
     Raises:
         ValueError: if an argument, or the pair of models, does not fit.
     """
-    _check_prompt(prompt, max_tokens, prefill_step_size)
+    check_prompt(prompt, max_tokens, prefill_step_size)
     decoder = Decoder(
         model,
         draft_model,
@@ -101,7 +101,7 @@ def dflash_generate_step(
     left = float("inf") if max_tokens == -1 else max_tokens
     try:
         callback = prompt_progress_callback or (lambda *_: None)
-        current = decoder.prefill(prompt.astype(mx.uint32), prefill_step_size, callback)
+        current = decoder.prefill(prompt, prefill_step_size, callback)
         while left > 0:
             for row, token in enumerate(current.tokens):
                 current.taken += 1
@@ -111,17 +111,6 @@ def dflash_generate_step(
                 current = decoder.next_round(left)
     finally:
         decoder.close()
-
-
-def _check_prompt(prompt: mx.array, max_tokens: int, prefill_step_size: int):
-    if prompt.ndim != 1 or prompt.size == 0:
-        raise ValueError(f"`prompt` has to be one row of token ids but has shape {prompt.shape}.")
-    if not mx.issubdtype(prompt.dtype, mx.integer):
-        raise ValueError(f"`prompt` has to hold integers but holds {prompt.dtype}.")
-    if max_tokens < -1:
-        raise ValueError(f"`max_tokens` has to be -1 (no limit) or more but is {max_tokens}.")
-    if prefill_step_size < 1:
-        raise ValueError(f"`prefill_step_size` has to be 1 or more but is {prefill_step_size}.")
 
 
 def stream_generate(
@@ -198,6 +187,8 @@ def generate(
         kwargs: The remaining options of :func:`stream_generate`.
     """
     if draft_model is None:
+        if stats is not None:
+            raise ValueError("`stats` needs a `draft_model`: mlx-lm itself does not fill it.")
         return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs)
     stats, text = Stats() if stats is None else stats, ""
     kwargs |= {"draft_model": draft_model, "stats": stats}

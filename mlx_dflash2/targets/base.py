@@ -42,7 +42,7 @@ class Target:
     @property
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
-        return self._head_module.weight.shape[0]
+        return _base(self._head_module).weight.shape[0]
 
     @property
     def shape(self) -> TargetShape:
@@ -105,7 +105,7 @@ class Target:
 
     def head(self, hidden: mx.array) -> mx.array:
         """Logits of the drafter's rows: no scale or soft cap, which drafters state themselves."""
-        head = self._head_module
+        head = _base(self._head_module)
         dtype = (head.scales if "scales" in head else head.weight).dtype
         # A head in 16 bits would be widened, and read at half the speed, by a float32 row.
         return self.unembed(hidden.astype(dtype) if mx.issubdtype(dtype, mx.floating) else hidden)
@@ -116,16 +116,20 @@ class Target:
 
     def unembed(self, hidden: mx.array) -> mx.array:
         """The head's matrix, tied or not."""
-        head = self._head_module
-        return head.as_linear(hidden) if isinstance(head, _EMBEDDINGS) else head(hidden)
+        return self._head_module.as_linear(hidden) if self._tied else self._head_module(hidden)
+
+    @property
+    def _tied(self) -> bool:
+        return "lm_head" not in self.language_model
 
     @property
     def _head_module(self) -> nn.Module:
-        tied = "lm_head" not in self.language_model
-        return self.inner.embed_tokens if tied else self.language_model.lm_head
+        return self.inner.embed_tokens if self._tied else self.language_model.lm_head
 
 
-_EMBEDDINGS = (nn.Embedding, nn.QuantizedEmbedding)
+def _base(module: nn.Module) -> nn.Module:
+    """The layer under an adapter's."""
+    return module.get("linear", module.get("embedding", module))
 
 
 def language_model(model: nn.Module) -> nn.Module:

@@ -1,5 +1,6 @@
 """Gated-delta layers run with a record of their recurrence, so that any of the rows can be kept."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from weakref import WeakKeyDictionary
@@ -23,19 +24,30 @@ class GatedDeltaRecord:
     conv_input: mx.array
     inputs: tuple[mx.array, ...]
     state: mx.array | None
-    kept: int = 0
+    kept: Sequence[int] = ()
     replayed: mx.array | None = None
 
     def replay(self, keep: int) -> tuple[mx.array, mx.array]:
         """Conv window and state after the first ``keep`` rows; no projection is read again."""
-        mixer = self.mixer
-        window = self.conv_input[:, keep : keep + mixer.conv_kernel_size - 1]
-        rows = [x[:, :keep] for x in self.inputs]
+        window = self.conv_input[:, keep : keep + self.mixer.conv_kernel_size - 1]
+        return mx.contiguous(window), self._recur([keep] * self.conv_input.shape[0])
+
+    def replay_rows(self, keep: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """The same where sequence b of the batch keeps its first ``keep[b]`` rows."""
+        positions = mx.array(keep)[:, None] + mx.arange(self.mixer.conv_kernel_size - 1)
+        window = mx.take_along_axis(self.conv_input, positions[..., None], axis=1)
+        return window, self._recur(keep)
+
+    def _recur(self, keep: Sequence[int]) -> mx.array:
+        mixer, most = self.mixer, max(keep)
+        rows = [x[:, :most] for x in self.inputs]
+        ragged = min(keep) < most
+        mask = mx.arange(most) < mx.array(keep)[:, None] if ragged else None
         _, state = gated_delta_update(
-            *rows, mixer.A_log, mixer.dt_bias, self.state, use_kernel=not mixer.training
+            *rows, mixer.A_log, mixer.dt_bias, self.state, mask, use_kernel=not mixer.training
         )
         self.kept, self.replayed = keep, state
-        return mx.contiguous(window), state
+        return state
 
     @cached_property
     def past(self) -> Past:
@@ -56,10 +68,10 @@ class GatedDeltaRecord:
             state = mx.zeros((q.shape[0], Hv, Dv, q.shape[-1]), dtype=mx.float32)
         if self.mixer.training or not has_kernel(q, *self.past, state):
             return None
-        past, kept = self.past, 0
+        past, kept = self.past, [0] * q.shape[0]
         if latest is not None and latest.replayed is state:
             past, kept, state = latest.past, latest.kept, latest.state
-        kept = mx.array([kept] * q.shape[0], mx.int32)
+        kept = mx.array(kept, mx.int32)
         output, self.state = gated_delta_verify(q, *self.past, state, past, kept)
         return output
 

@@ -1,0 +1,149 @@
+"""The target's caches of a whole batch: rows join, leave, and keep their own part of each pass.
+
+mlx-lm's batch caches hold every row right-aligned. A pass appends the same number of rows to all;
+what a row of the batch rejects is then rolled out of it to the left, where the mask hides it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import (
+    ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
+    CacheList,
+    KVCache,
+    RotatingKVCache,
+)
+
+# What each row's own cache may be before it joins.
+_SINGLE = (KVCache, RotatingKVCache, ArraysCache, CacheList)
+
+
+def check_batchable(prompt_caches: Sequence[Sequence[Any]]):
+    """Refuse caches that mlx-lm cannot put into one batch exactly.
+
+    Raises:
+        ValueError: naming the class and those that are supported.
+    """
+    layouts = [[_kind(cache) for cache in caches] for caches in prompt_caches]
+    for index, layout in enumerate(layouts):
+        if layout != layouts[0]:
+            raise ValueError(
+                f"The caches of prompt {index} are {layout} but those of prompt 0 are {layouts[0]}."
+            )
+
+
+def _kind(cache: Any) -> Any:
+    """What has to be equal in caches that are merged."""
+    name = type(cache).__name__
+    if type(cache) not in _SINGLE:
+        known = ", ".join(kind.__name__ for kind in _SINGLE)
+        raise ValueError(
+            f"The target's cache {name} cannot be part of a batch; supported are {known}."
+        )
+    if isinstance(cache, CacheList):
+        return name, [_kind(part) for part in cache.caches]
+    if not isinstance(cache, RotatingKVCache):
+        return name
+    if cache.keep > 0:
+        raise ValueError(
+            f"The target's cache RotatingKVCache keeps its first {cache.keep} rows "
+            "(max_kv_size) and cannot be part of a batch."
+        )
+    return name, cache.max_size
+
+
+class BatchCache:
+    """One batch cache a layer.
+
+    Attributes:
+        layers (list): mlx-lm's batch caches; empty while no row has joined.
+    """
+
+    def __init__(self):
+        self.layers: list[Any] = []
+
+    def join(self, prompt_caches: Sequence[list[Any]]):
+        """Add rows by their own caches, which are emptied: a layer at a time saves memory."""
+        joined = []
+        for _ in range(len(prompt_caches[0])):
+            parts = [caches.pop(0) for caches in prompt_caches]
+            joined.append(parts[0].merge(parts))
+            if self.layers:
+                self.layers[len(joined) - 1].extend(joined[-1])
+                joined[-1] = self.layers[len(joined) - 1]
+            mx.eval(joined[-1].state)
+        self.layers = joined
+
+    def commit(self, num_rows: int, keeps: Sequence[int], records: Sequence[Any]):
+        """Row b of the batch keeps the first ``keeps[b]``, at least one, of a pass's rows."""
+        surplus = [num_rows - keep for keep in keeps]
+        if any(surplus):
+            for cache, record in zip(self.layers, records, strict=True):
+                _drop(cache, surplus, keeps, record)
+
+    def leave(self, stay: Sequence[int]):
+        """Only these rows go on."""
+        if not stay:
+            self.layers = []
+        for cache in self.layers:
+            cache.filter(list(stay))
+
+    def compact(self, positions: Sequence[int]):
+        """Drop the padding that all rows share once a step's worth has gathered.
+
+        Args:
+            positions (sequence): Tokens that each row's cache covers.
+        """
+        for cache in _flat(self.layers):
+            if isinstance(cache, BatchKVCache) and cache.size() - max(positions) >= cache.step:
+                cache.filter(list(range(len(positions))))
+
+    def extract(self, index: int) -> list[Any]:
+        """A row's caches on their own."""
+        return [cache.extract(index) for cache in self.layers]
+
+
+def _flat(caches: Sequence[Any]) -> list[Any]:
+    lists = (_flat(c.caches) if isinstance(c, CacheList) else [c] for c in caches)
+    return [cache for part in lists for cache in part]
+
+
+def _drop(cache: Any, surplus: Sequence[int], keeps: Sequence[int], record: Any):
+    _DROPS[type(cache)](cache, surplus, keeps, record)
+
+
+def _drop_shared_then_roll(cache: BatchKVCache, surplus: Sequence[int], *_: Any):
+    shared = min(surplus)
+    if cache.trim(shared) != shared:
+        raise RuntimeError(f"BatchKVCache did not drop {shared} rows.")
+    cache.prepare(right_padding=[count - shared for count in surplus])
+    cache.finalize()
+
+
+def _roll(cache: BatchRotatingKVCache, surplus: Sequence[int], *_: Any):
+    # What wraps to the front of a full ring is among the rows that the next pass drops there.
+    cache.prepare(lengths=[-count for count in surplus], right_padding=surplus)
+    cache.finalize()
+
+
+def _replay(cache: ArraysCache, surplus: Sequence[int], keeps: Sequence[int], record: Any):
+    if record is None:
+        raise RuntimeError("A recurrent cache cannot keep part of an unrecorded pass.")
+    for index, array in enumerate(record.replay_rows(keeps)):
+        cache[index] = array
+
+
+def _drop_each(cache: CacheList, surplus: Sequence[int], keeps: Sequence[int], record: Any):
+    for index, part in enumerate(cache.caches):
+        _drop(part, surplus, keeps, None if record is None else record[index])
+
+
+_DROPS: dict[type, Callable] = {
+    BatchKVCache: _drop_shared_then_roll,
+    BatchRotatingKVCache: _roll,
+    ArraysCache: _replay,
+    CacheList: _drop_each,
+}
