@@ -22,6 +22,7 @@ def start(model_folders):
         process = subprocess.Popen(
             [sys.executable, "-W", "error::RuntimeWarning", *spelling, *models, *args],
             **pipes | options,
+            bufsize=0,
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
             # A runner in the background may have made its children ignore Ctrl-C.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -38,6 +39,7 @@ def start(model_folders):
 def test_sigint_in_mid_answer(start):
     process = start("-m", "-1")
     watchdog = threading.Timer(60, process.kill)
+    watchdog.daemon = True
     watchdog.start()
     for message in (b"Hello\n", b"Why?\n"):
         process.stdin.write(message)
@@ -47,9 +49,14 @@ def test_sigint_in_mid_answer(start):
         # Up to the line about the answer; it would never end by itself.
         while not process.stderr.readline().startswith(b"["):
             assert process.poll() is None
+        # All of the answer is out by then, and must not be taken for the next one.
+        os.set_blocking(process.stdout.fileno(), False)
+        shown = process.stdout.read()
+        os.set_blocking(process.stdout.fileno(), True)
+        assert shown.endswith(b"\n")
     out, err = process.communicate(timeout=30)
     watchdog.cancel()
-    assert process.returncode == 0 and not err.strip() and out.endswith(b"\n")
+    assert process.returncode == 0 and not err.strip() and not out
 
 
 @pytest.mark.parametrize(
