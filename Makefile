@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-slow lint kernels wheel clean
 
 demo: .venv/installed ; $(BIN)/python -m mlx_dflash2.demo
-test: .venv/installed ; $(BIN)/python -m pytest -m 'not slow'
+test: .venv/installed ; $(BIN)/python -m pytest -n auto -m 'not slow'
 test-slow: .venv/installed ; $(BIN)/python -m pytest -m slow
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 kernels: .venv/installed ; $(BIN)/python tests/metal_on_cpu/launches.py
