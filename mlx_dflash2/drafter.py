@@ -234,13 +234,37 @@ class Drafter(nn.Module):
         key: mx.array | None = None,
     ) -> Proposal:
         """Draft the tokens after the anchor; see :class:`Proposer`."""
+        hidden, logits = self.run_block(target, anchor, context, block_size)
+        return self.choose(anchor, hidden, logits, temperature, key)
+
+    def run_block(
+        self, target: Any, anchor: mx.array, context: DrafterContext, block_size: int
+    ) -> tuple[mx.array, mx.array]:
+        """Rows 1 to L - 1 of the block after an anchor [1]: hidden [1, L - 1, H] and logits.
+
+        The logits [1, L - 1, V] are raw and of the ids that may be drafted only.
+        """
         masks = mx.full((block_size - 1,), self.args.mask_token_id, anchor.dtype)
         block = mx.concatenate([anchor, masks])[None]
         hidden = self(target.embed(block), context)
+        return hidden, self.head(target, hidden)
+
+    def head(self, target: Any, hidden: mx.array) -> mx.array:
+        """Raw logits of hidden rows, of the ids that may be drafted."""
         limits = (target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size)
-        logits = target.head(hidden)[..., : min(limit for limit in limits if limit)]
+        return target.head(hidden)[..., : min(limit for limit in limits if limit)]
+
+    def choose(
+        self,
+        anchor: mx.array,
+        hidden: mx.array,
+        logits: mx.array,
+        temperature: float = 0.0,
+        key: mx.array | None = None,
+    ) -> Proposal:
+        """Draft tokens from the rows of :meth:`run_block`."""
         if self.args.has_selector:
-            shape = (1, block_size - 1)
+            shape = hidden.shape[:2]
             uniforms = mx.random.uniform(shape=shape, key=key) if temperature > 0 else None
             path = self.candidate_selector(anchor, hidden, logits, temperature, uniforms)
             drawn = (path.candidates[0], path.q[0]) if temperature > 0 else (None, None)
