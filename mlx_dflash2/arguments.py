@@ -71,6 +71,23 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
 
 def add_drafting_arguments(parser: argparse.ArgumentParser):
     """The drafter, and how much of its block is used."""
+    add_draft_model_arguments(parser)
+    parser.add_argument(
+        "--block-size",
+        type=int,
+        default=None,
+        help="Rows of the drafter's block, the anchor included (default: as it was trained)",
+    )
+    parser.add_argument(
+        "--verify-width",
+        type=int,
+        default=None,
+        help="Rows of the block that the target verifies, from 2 (default: the block size)",
+    )
+
+
+def add_draft_model_arguments(parser: argparse.ArgumentParser):
+    """The drafter, and how it is loaded."""
     parser.add_argument(
         "--draft-model",
         type=str,
@@ -84,18 +101,6 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
         choices=(4, 8),
         default=None,
         help="Quantize the drafter's large matrices when it is loaded",
-    )
-    parser.add_argument(
-        "--block-size",
-        type=int,
-        default=None,
-        help="Rows of the drafter's block, the anchor included (default: as it was trained)",
-    )
-    parser.add_argument(
-        "--verify-width",
-        type=int,
-        default=None,
-        help="Rows of the block that the target verifies, from 2 (default: the block size)",
     )
 
 

@@ -5,7 +5,7 @@ import sys
 
 from . import __version__
 
-COMMANDS = ("generate", "omlx")
+COMMANDS = ("generate", "benchmark", "doctor", "omlx")
 
 
 def main():

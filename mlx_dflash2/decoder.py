@@ -225,6 +225,7 @@ class Decoder:
         except BaseException:
             transaction.abort()
             raise
+        self.stats.host_reads += decision.host_reads
         if not decision.finite:
             self.stats.draft_failures += 1
             self._stop_drafting("the drafter gave non-finite numbers")

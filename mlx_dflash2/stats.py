@@ -22,6 +22,7 @@ class Stats:
         drafted_at, accepted_at (list): The same by position in the block.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
+        host_reads (int): How often the host waited for the device, for the prompt and all rounds.
         fallback (str, optional): Why drafting stopped before the end, if it did.
         rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
         row_by_row (str, optional): What made it necessary to judge rows one after the other.
@@ -40,6 +41,7 @@ class Stats:
     block_size: int = 1
     verify_width: int = 1
     draft_failures: int = 0
+    host_reads: int = 0
     fallback: str | None = None
     rule: str = "greedy"
     row_by_row: str | None = None

@@ -1,0 +1,142 @@
+"""A whole benchmark: the runs, their figures, parity, phases and recall, as one JSON object."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import mlx.core as mx
+
+from .. import embedded
+from ..checkpoint import resolve
+from ..drafter import Drafter
+from ..load import load_drafter
+from ..machine import environment, fingerprint
+from ..registry import default_drafter, model_name
+from ..variants import without_selector
+from .arms import Arm
+from .compare import FORMAT, KIND
+from .measure import Bench, Sample
+from .parity import compare_tokens
+from .phases import time_phases
+from .recall import recall_table
+from .summary import by_suite, mean_of
+
+
+def prepare_drafters(
+    drafter: Drafter, dflash1_model: str | None, no_selector: bool
+) -> dict[str, Drafter]:
+    """The drafters by the name of their arm.
+
+    Raises:
+        ValueError: if there is no selector to leave out.
+    """
+    name = f"DFlash {drafter.args.generation}"
+    drafters = {name: drafter}
+    if dflash1_model is not None:
+        dtype = mx.float32 if mx.default_device() == mx.cpu else None
+        drafters["DFlash 1" if name != "DFlash 1" else "other DFlash 1"] = load_drafter(
+            dflash1_model, dtype=dtype
+        )
+    if no_selector:
+        if not drafter.args.has_selector:
+            raise ValueError("--no-selector: this drafter has no selector to leave out.")
+        drafters[f"{name} without selector"] = without_selector(drafter)
+    return drafters
+
+
+def models_of(
+    model: str | None, draft_model: str | None, dflash1_model: str | None, draft_lm: str | None
+) -> dict[str, Any]:
+    """Name and fingerprint of every model in use."""
+    if model is None:
+        model, draft_model = str(embedded.target_path()), draft_model or embedded.drafter_path()
+    paths = {"target": model, "drafter": draft_model or default_drafter(model)}
+    paths |= {"DFlash 1": dflash1_model, "draft model": draft_lm}
+    return {
+        role: {"name": model_name(path), "fingerprint": fingerprint(resolve(path))}
+        for role, path in paths.items()
+        if path is not None
+    }
+
+
+def measure_all(
+    bench: Bench, recall_stride: int | None, progress: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Run everything.
+
+    Args:
+        bench (Bench): What to run.
+        recall_stride (int, optional): Every how manieth token of the plain answers is an anchor
+          of the recall table; ``None`` for none.
+        progress (callable): Called with a description before each step.
+    """
+    samples = bench.run(progress)
+    plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
+    suites = by_suite(samples, plain_of)
+    results = {
+        "kind": KIND,
+        "format": FORMAT,
+        "environment": environment(),
+        "suites": suites,
+        "mean": mean_of(suites, samples, plain_of),
+        "parity": _parity(bench, samples, progress),
+        "phases": _phases(bench, progress),
+        "recall": {} if recall_stride is None else _recall(bench, samples, recall_stride, progress),
+        "samples": [asdict(sample) for sample in samples],
+    }
+    return results
+
+
+def _plain(arms: Sequence[Arm], arm: Arm) -> Arm:
+    return next(a for a in arms if a.is_plain and a.temperature == arm.temperature)
+
+
+def _parity(
+    bench: Bench, samples: Sequence[Sample], progress: Callable[[str], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """The verdict on every greedy answer of the first trial."""
+    first = {(run.arm, run.prompt): run for run in samples if run.trial == 0}
+    verdicts: dict[str, list[dict[str, Any]]] = {}
+    for arm in bench.arms:
+        if arm.is_plain or arm.temperature > 0:
+            continue
+        progress(f"parity, {arm.label}")
+        rows = arm.verify_width or (arm.drafter.block_size if arm.drafter is not None else 1)
+        plain = _plain(bench.arms, arm).label
+        for index, prompt in enumerate(bench.prompts):
+            tokens = [first[label, index].tokens for label in (plain, arm.label)]
+            verdict = compare_tokens(bench.model, prompt.tokens, *tokens, rows)
+            verdicts.setdefault(arm.label, []).append({"prompt": index} | asdict(verdict))
+    return verdicts
+
+
+def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str, float]]:
+    prompt = bench.prompts[0].tokens
+    phases = {}
+    for arm in bench.arms:
+        if arm.drafter is not None:
+            progress(f"phases, {arm.label}")
+            phases[arm.label] = time_phases(bench.model, arm, prompt, bench.settings)
+    return phases
+
+
+def _recall(
+    bench: Bench, samples: Sequence[Sample], stride: int, progress: Callable[[str], None]
+) -> dict[str, Any]:
+    greedy = [arm for arm in bench.arms if arm.is_plain and arm.temperature == 0]
+    if not greedy:
+        raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
+    texts = [
+        (bench.prompts[run.prompt].tokens, run.tokens)
+        for run in samples
+        if run.arm == greedy[0].label and run.trial == 0
+    ]
+    drafters = {
+        arm.name: arm.drafter
+        for arm in bench.arms
+        if arm.drafter is not None and arm.verify_width is None
+    }
+    return {
+        name: recall_table(bench.model, drafter, texts, stride, progress)
+        for name, drafter in drafters.items()
+    }
