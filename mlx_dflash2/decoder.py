@@ -15,7 +15,7 @@ from .judge import Judge
 from .kv_quantization import KVQuantization
 from .pair import check_fit
 from .rollback import Transaction, check_caches, num_cached, rows_at_once
-from .stats import Stats
+from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
 from .targets import Forward, bind
 
 # What a drafter's step may raise without taking the target's decoding with it.
@@ -249,10 +249,17 @@ class Decoder:
             self.stats.prefills += bonus
         else:
             self.stats.count_round(drafted, accepted, bonus)
+            self._check_acceptance(drafted)
         self.anchor = round.tokens[round.taken - 1] if round.taken else None
         if self.history is not None:
             emitted = mx.array(round.tokens[: round.taken], dtype=self.history.dtype)
             self.history = mx.concatenate([self.history, emitted])
+
+    def _check_acceptance(self, drafted: int):
+        """Warn once, in the round that completes the number that a judgement needs."""
+        due = drafted > 0 and self.stats.drafted_at[0] == LOW_ACCEPTANCE_ROUNDS
+        if due and (reason := self.stats.low_acceptance):
+            warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
 
     @contextmanager
     def _drafter_step(self):

@@ -91,8 +91,7 @@ class Plan:
             return self.plain(context).total / bandwidth / 1e9
         reads = num_reads(self.target, width, self.device)
         again = num_reads(self.drafter, self.args.block_size, self.device)
-        reads = self.round(width, context, reads, again)
-        return reads.total / bandwidth / 1e9
+        return self.round(width, context, reads, again).total / bandwidth / 1e9
 
     def best_width(self, length: float, context: int, bandwidth: float) -> tuple[int, float]:
         """The verify width with the highest ceiling, and that ceiling in tokens a second."""
