@@ -81,7 +81,8 @@ def test_bytes_of_keys_and_values(kind, length):
     bind(model).forward(mx.arange(length)[None], cache)
     bind(model).forward(mx.array([[1]]), cache)
     arrays = [a for a in cache_arrays(cache) if a.ndim == 4 and a.shape[1] == 2]
-    assert reads.cache_bytes(CONFIGS[kind], length + 1, 4) == sum(a.nbytes for a in arrays)
+    config = CONFIGS[kind] | {"model_type": kind}
+    assert reads.cache_bytes(config, length + 1, 4) == sum(a.nbytes for a in arrays)
 
 
 def test_context_is_bounded_by_the_window():

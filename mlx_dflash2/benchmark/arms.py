@@ -99,7 +99,7 @@ def make_arms(
     draft_lm: nn.Module | None = None,
     num_draft_tokens: int = 3,
 ) -> list[Arm]:
-    """Every combination, plain decoding first at each temperature.
+    """Every combination that tells something, plain decoding first at each temperature.
 
     Args:
         drafters (dict): By the name of their arm.
@@ -114,11 +114,19 @@ def make_arms(
         if draft_lm is not None:
             arms.append(Arm("mlx-lm draft model", temperature, None, draft_lm, num_draft_tokens))
         for name, drafter in drafters.items():
+            # Without its selector a drafter drafts the same tokens at every temperature.
+            if temperature != temperatures[0] and lacks_selector(drafter):
+                continue
             for width in verify_widths:
                 if width is None or width <= drafter.block_size:
                     suffix = "" if width is None else f" width {width}"
                     arms.append(Arm(name + suffix, temperature, drafter, verify_width=width))
     return arms
+
+
+def lacks_selector(drafter: Drafter) -> bool:
+    """Whether the selector of a DFlash 2 drafter was left out."""
+    return drafter.args.generation == 2 and not drafter.args.has_selector
 
 
 def num_bytes(model: nn.Module) -> int:

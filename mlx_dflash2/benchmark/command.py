@@ -148,7 +148,7 @@ def _command(args: argparse.Namespace):
     arms = make_arms(
         drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens
     )
-    bench = Bench(pair.model, pair.tokenizer, arms, prompts, settings, args.trials)
+    bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     with _progress(bench.num_runs + len(arms)) as progress:
         results = measure_all(bench, args.recall_stride if args.recall else None, progress)
     results["models"] = models_of(args.model, args.draft_model, args.dflash1_model, args.draft_lm)

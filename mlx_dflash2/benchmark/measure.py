@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..drafter import Drafter
 from ..stats import Stats
 from .arms import Arm, Settings, num_bytes
 from .data import Prompt
@@ -60,10 +61,11 @@ class Sample:
 
 @dataclass
 class Bench:
-    """The models, the arms and the prompts of a benchmark."""
+    """The models, the arms and the prompts of a benchmark; drafters by their arms' name."""
 
     model: nn.Module
     tokenizer: TokenizerWrapper
+    drafters: dict[str, Drafter]
     arms: Sequence[Arm]
     prompts: Sequence[Prompt]
     settings: Settings

@@ -55,7 +55,7 @@ def _heading(results: dict[str, Any]) -> str:
         f"{where['os']}, MLX {versions['mlx']} on the {where['device']}, mlx-lm "
         f"{versions['mlx-lm']}. {prompts['count']} prompts (hash {prompts['sha256']}), at most "
         f"{settings['max_tokens']} tokens each, {settings['trials']} trial(s). Rates are medians, "
-        "with quartiles in brackets."
+        "with the quartiles of all runs in brackets."
     )
 
 

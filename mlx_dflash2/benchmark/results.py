@@ -13,7 +13,7 @@ from ..load import load_drafter
 from ..machine import environment, fingerprint
 from ..registry import default_drafter, model_name
 from ..variants import without_selector
-from .arms import Arm
+from .arms import Arm, lacks_selector
 from .compare import FORMAT, KIND
 from .measure import Bench, Sample
 from .parity import compare_tokens
@@ -131,11 +131,8 @@ def _recall(
         for run in samples
         if run.arm == greedy[0].label and run.trial == 0
     ]
-    drafters = {
-        arm.name: arm.drafter
-        for arm in bench.arms
-        if arm.drafter is not None and arm.verify_width is None
-    }
+    # Its rows are those of the same drafter with the selector.
+    drafters = {name: d for name, d in bench.drafters.items() if not lacks_selector(d)}
     return {
         name: recall_table(bench.model, drafter, texts, stride, progress)
         for name, drafter in drafters.items()

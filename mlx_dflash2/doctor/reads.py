@@ -15,6 +15,8 @@ SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1} | 
 FLOATING = ("F64", "F32", "F16", "BF16")
 # Parts of a checkpoint that mlx-lm's text model leaves out.
 LEFT_OUT = ("vision", "visual", "multi_modal", "mtp.", "audio")
+# Every so manieth layer sees everything where a config of this model file does not say.
+PATTERNS = {"muse_glimmer": 4, "gemma3_text": 6, "gemma4_text": 5, "gpt_oss": 2}
 EMBEDDING, HEAD = "embed_tokens.", "lm_head."
 # Rows of a matrix product that MLX's own quantised kernels serve with one read of the weights:
 # several on a GPU, and on the CPU backend one.
@@ -135,7 +137,8 @@ def cache_layers(config: dict[str, Any]) -> Iterator[int | None]:
     """For every layer that keeps keys and values, its window, or ``None`` if it sees all."""
     config = text_config(config)
     count, window = config["num_hidden_layers"], config.get("sliding_window")
-    interval, pattern = config.get("full_attention_interval"), config.get("sliding_window_pattern")
+    interval = config.get("full_attention_interval")
+    pattern = config.get("sliding_window_pattern") or PATTERNS.get(config.get("model_type"))
     for index, kind in enumerate(config.get("layer_types") or [None] * count):
         if kind == "linear_attention":
             continue
