@@ -90,6 +90,7 @@ class Bench:
             self._run_one(arm, short, -1, 0, WARM_UP_TOKENS)
         samples = []
         for index, prompt in enumerate(self.prompts):
+            gc.collect()
             for trial in range(self.trials):
                 first = (index + trial) % len(self.arms)
                 for arm in [*self.arms[first:], *self.arms[:first]]:
@@ -105,7 +106,6 @@ class Bench:
         if max_tokens is not None:
             settings = Settings(**asdict(settings) | {"max_tokens": max_tokens})
         stats, tokens, accepted = Stats(), [], 0
-        gc.collect()
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()

@@ -12,6 +12,7 @@ import mlx.nn as nn
 import numpy as np
 
 from ..drafter import Drafter
+from ..stats import LOW_ACCEPTANCE
 from ..targets import bind
 from ..teacher_forced import CANDIDATES, Forced, Replay, acceptance_length, measure, recall
 from .trials import Trial, make_trials
@@ -28,33 +29,42 @@ LOW_RECALL = 0.4
 
 @dataclass
 class Outcome:
-    """What one repair did: mean gain of a true token's log probability, and its error."""
+    """What one repair did, anchor by anchor.
+
+    ``gains`` are of the true tokens' log probability; ``hits`` say whether the repaired stage was
+    right: the first row's best token, or the selector's choices among candidates with a true one.
+    """
 
     trial: Trial
-    gains: list[np.ndarray] = field(default_factory=list)
+    gains: np.ndarray = field(default_factory=lambda: np.empty(0))
+    hits: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
+
+    def add(self, before: Forced, after: Forced):
+        """Take in the measurements of some more anchors."""
+        hits = after.chosen[after.among] if self.trial.of_selector else after.best[:, 0]
+        self.gains = np.concatenate([self.gains, self.trial.gains(before, after)])
+        self.hits = np.concatenate([self.hits, hits])
 
     @property
     def gain(self) -> float:
-        gains = np.concatenate(self.gains)
-        return float(gains.mean()) if gains.size else 0.0
+        return float(self.gains.mean()) if self.gains.size else 0.0
 
     @property
     def error(self) -> float:
-        gains = np.concatenate(self.gains)
         # Equal gains would claim no error at all.
-        return float(max(gains.std() / max(1, gains.size) ** 0.5, 1e-6))
-
-    @property
-    def anchors(self) -> int:
-        return sum(map(len, self.gains))
+        return max(float(self.gains.std()) / self.gains.size**0.5, 1e-6) if self.gains.size else 1.0
 
     @property
     def hopeless(self) -> bool:
-        return self.gain + HOPELESS * self.error < 0 or self.gain == 0
+        """Clearly worse, or without any effect."""
+        changes = not self.gains.size or bool(self.gains.any())
+        return not changes or self.gain + HOPELESS * self.error < 0
 
     @property
     def certain(self) -> bool:
-        return self.anchors >= FEWEST_ANCHORS and self.gain > CERTAIN * self.error
+        """Clearly better, and then a stage that works: a guess less sure of itself gains too."""
+        works = self.hits.size > 0 and self.hits.mean() >= LOW_ACCEPTANCE
+        return works and self.gains.size >= FEWEST_ANCHORS and self.gain > CERTAIN * self.error
 
 
 @dataclass
@@ -85,7 +95,7 @@ class Trace:
         for outcome in sorted(self.outcomes, key=lambda o: -o.gain)[:5]:
             yield (
                 f"tried {outcome.trial.change}: {outcome.gain:+.3f} nats a token, error "
-                f"{outcome.error:.3f}, {outcome.anchors} anchors"
+                f"{outcome.error:.3f}, {outcome.gains.size} anchors"
             )
         yield self.verdict
 
@@ -157,8 +167,7 @@ def bisect(
         before = _measure(drafter, chunk)
         parts.append(before)
         for outcome in live:
-            after = _measure(outcome.trial.drafter, chunk)
-            outcome.gains.append(outcome.trial.gains(before, after))
+            outcome.add(before, _measure(outcome.trial.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
         seen, size = seen + chunk, 2 * size
         if any(outcome.certain and outcome.gain > 2 * CERTAIN * outcome.error for outcome in live):
