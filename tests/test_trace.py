@@ -125,7 +125,7 @@ def test_random_drafter_is_no_known_mistake(tiny):
     lines = list(trace.lines())
     assert lines[-1].startswith("verdict:") and "another target" in lines[-1]
     assert any(line.startswith("recall@8 by position:") for line in lines)
-    assert any("window: recall@1" in line for line in lines)
+    assert any(line.startswith("window: ") for line in lines)
 
 
 def test_short_texts_are_refused(tiny):

@@ -116,7 +116,9 @@ def fill(model: nn.Module) -> nn.Module:
 def _random(name: str, like: mx.array, width: int) -> mx.array:
     """Numbers that keep a row's size: weights of deviation ``width ** -0.5``, norms of one."""
     if like.dtype == mx.uint32:
-        return mx.random.bits(like.shape)
+        # Drawn in halves: a whole one goes through a float and has no low bits.
+        high, low = (mx.random.randint(0, 2**16, like.shape, mx.uint32) for _ in range(2))
+        return high << 16 | low
     # Sixteen equally likely steps have a deviation of 4.6 and a mean of 7.5.
     step = width**-0.5 / 4.6
     if name == "scales":

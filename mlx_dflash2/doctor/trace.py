@@ -104,7 +104,7 @@ class Trace:
         if size is None:
             return "window: none, a layer sees the whole past"
         if self.window is None:
-            return f"window: not tested, the texts do not reach past {size} tokens"
+            return f"window: not tested, all anchors are on one side of {size} tokens"
         inside, past = self.window
         return f"window: recall@1 of the first row is {inside:.2f} within it, {past:.2f} past it"
 
