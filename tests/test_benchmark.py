@@ -162,6 +162,11 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         (["--suites", "gsm8l"], "suites are built-in, gsm8k"),
         (["--dflash1-model", "/no/such"], "/no/such"),
         (["--thinking", "on"], "enable_thinking"),
+        (["--verify-widths", "9"], "from 2 to 8"),
+        (["--num-draft-tokens", "2"], "only with --draft-lm"),
+        (["--recall", "--temps", "1"], "0 among --temps"),
+        (["--recall-stride", "2"], "only with --recall"),
+        (["--temps", "0", "--top-p", "0.9"], "only with a temperature above 0"),
         (["--draft-lm", "/no/such"], "/no/such"),
     ],
 )

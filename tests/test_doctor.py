@@ -28,8 +28,10 @@ def main(monkeypatch, capsys, *arguments):
     return capsys.readouterr().out.splitlines()
 
 
-def test_environment(monkeypatch, capsys):
-    lines = main(monkeypatch, capsys)
+def test_environment(monkeypatch, capsys, tmp_path):
+    lines = main(monkeypatch, capsys, "--json", tmp_path / "doctor.json")
+    written = json.loads((tmp_path / "doctor.json").read_text())
+    assert written["lines"] == lines and written["kind"] == "mlx_dflash2.doctor"
     facts = {line.split(":")[0] for line in lines}
     assert {"chip", "memory", "system", "versions", "Metal", "disk", "hub cache"} <= facts
     assert any(f"mlx {mx.__version__}" in line for line in lines)
@@ -74,6 +76,25 @@ def test_pairs_that_do_not_fit_are_refused_in_one_line(folders, monkeypatch, cap
         with pytest.raises(SystemExit) as error:
             main(monkeypatch, capsys, "--model", folders[0], "--draft-model", draft_model)
         assert part in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["--bandwidth", "100"], "--bandwidth has an effect only with a pair"),
+        (["--anchors", "9"], "--anchors has an effect only with --trace"),
+        (["--draft-bits", "4"], "--draft-bits has an effect only with a pair"),
+        (["--trace", "--context", "9"], "--context has an effect only with a pair"),
+        (["--trace", "--anchors", "0"], "--anchors is 0"),
+        (["--draft-model", "{}", "--model", "{}", "--acceptance-length", "9"], "from 1 to 8"),
+    ],
+)
+def test_flags_have_an_effect_or_are_refused(folders, monkeypatch, capsys, arguments, part):
+    places = iter((folders[1], folders[0]))
+    arguments = [next(places) if argument == "{}" else argument for argument in arguments]
+    with pytest.raises(SystemExit) as error:
+        main(monkeypatch, capsys, *arguments)
+    assert part in str(error.value) and "\n" not in str(error.value)
 
 
 def test_trace_of_a_random_pair(folders, monkeypatch, capsys):

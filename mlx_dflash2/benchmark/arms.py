@@ -107,7 +107,14 @@ def make_arms(
         verify_widths (list): ``None`` for a drafter's own block; a width beyond it is left out.
         draft_lm (nn.Module, optional): For mlx-lm's own speculation.
         num_draft_tokens (int): Its drafts a round.
+
+    Raises:
+        ValueError: if no drafter has a block of some width.
     """
+    most = max(drafter.block_size for drafter in drafters.values())
+    for width in verify_widths:
+        if width is not None and not 2 <= width <= most:
+            raise ValueError(f"A verify width is {width} but has to be from 2 to {most}.")
     arms = []
     for temperature in temperatures:
         arms.append(Arm(PLAIN, temperature))

@@ -43,9 +43,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 def _add_arms(parser: argparse.ArgumentParser):
     parser.add_argument("--dflash1-model", help="A DFlash 1 drafter of the same target")
     parser.add_argument("--draft-lm", help="A small language model for mlx-lm's own speculation")
-    parser.add_argument(
-        "--num-draft-tokens", type=int, default=3, help="Its drafts a round (default: %(default)s)"
-    )
+    parser.add_argument("--num-draft-tokens", type=int, help="Its drafts a round (default: 3)")
     parser.add_argument(
         "--no-selector",
         action="store_true",
@@ -98,8 +96,7 @@ def _add_output(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--recall-stride",
         type=int,
-        default=4,
-        help="Every how manieth token is an anchor (default: %(default)s)",
+        help="Every how manieth token is an anchor (default: 4)",
     )
     parser.add_argument("--json", type=Path, help="Write all results to this file")
     parser.add_argument("--plots", type=Path, help="Write pictures into this folder")
@@ -113,6 +110,16 @@ def setup_compare_parser() -> argparse.ArgumentParser:
     parser.add_argument("first", help="A file that --json has written")
     parser.add_argument("second", help="Another one")
     return parser
+
+
+NATURAL = (
+    "max_tokens",
+    "trials",
+    "limit",
+    "recall_stride",
+    "num_draft_tokens",
+    "prefill_step_size",
+)
 
 
 @contextmanager
@@ -146,11 +153,11 @@ def _command(args: argparse.Namespace):
     drafters = prepare_drafters(pair.drafter, args.dflash1_model, args.no_selector)
     draft_lm = mlx_lm.load(args.draft_lm)[0] if args.draft_lm else None
     arms = make_arms(
-        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens
+        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     with _progress(bench.num_runs + len(arms)) as progress:
-        results = measure_all(bench, args.recall_stride if args.recall else None, progress)
+        results = measure_all(bench, (args.recall_stride or 4) if args.recall else None, progress)
     results["models"] = models_of(args.model, args.draft_model, args.dflash1_model, args.draft_lm)
     results["prompts"] = {"sha256": digest(prompts), "count": len(prompts), "from": args.suites}
     results["settings"] = asdict(settings) | {"trials": args.trials, "temps": args.temps}
@@ -161,10 +168,22 @@ def _command(args: argparse.Namespace):
 
 def _check(args: argparse.Namespace) -> Settings:
     """Refuse before the models are read what would fail after the measuring."""
-    for name in ("max_tokens", "trials", "limit", "recall_stride", "prefill_step_size"):
+    for name, used in (
+        ("num_draft_tokens", args.draft_lm),
+        ("recall_stride", args.recall),
+        ("top_p", any(args.temps)),
+        ("top_k", any(args.temps)),
+    ):
+        if getattr(args, name) and not used:
+            needed = {"num_draft_tokens": "--draft-lm", "recall_stride": "--recall"}
+            flag, other = f"--{name.replace('_', '-')}", needed.get(name, "a temperature above 0")
+            raise ValueError(f"{flag} has an effect only with {other}.")
+    for name in NATURAL:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} is {value} but has to be 1 or more.")
+    if args.recall and 0 not in args.temps:
+        raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
     if args.plots is not None:

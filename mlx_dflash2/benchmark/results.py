@@ -66,8 +66,8 @@ def measure_all(
 
     Args:
         bench (Bench): What to run.
-        recall_stride (int, optional): Every how manieth token of the plain answers is an anchor
-          of the recall table; ``None`` for none.
+        recall_stride (int, optional): Every how manieth token of the greedy plain answers is an
+          anchor of the recall table; ``None`` for none.
         progress (callable): Called with a description before each step.
     """
     samples = bench.run(progress)
@@ -114,7 +114,8 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     prompt = bench.prompts[0].tokens
     phases = {}
     for arm in bench.arms:
-        if arm.drafter is not None:
+        # A higher temperature only changes how many rounds there are.
+        if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
             phases[arm.label] = time_phases(bench.model, arm, prompt, bench.settings)
     return phases
@@ -123,13 +124,11 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
 def _recall(
     bench: Bench, samples: Sequence[Sample], stride: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    greedy = [arm for arm in bench.arms if arm.is_plain and arm.temperature == 0]
-    if not greedy:
-        raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
+    greedy = next(arm for arm in bench.arms if arm.is_plain and arm.temperature == 0)
     texts = [
         (bench.prompts[run.prompt].tokens, run.tokens)
         for run in samples
-        if run.arm == greedy[0].label and run.trial == 0
+        if run.arm == greedy.label and run.trial == 0
     ]
     # Its rows are those of the same drafter with the selector.
     drafters = {name: d for name, d in bench.drafters.items() if not lacks_selector(d)}

@@ -145,6 +145,11 @@ def read_plan(
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
     dtype = mx.float32 if device == "cpu" else main_dtype(stored)
     drafter = drafter_tensors(stored, _NAMES[dtype], draft_bits)
+    if length is not None and not 1 <= length <= args.block_size:
+        raise ValueError(
+            f"The acceptance length is {length} but has to be from 1 to {args.block_size}, the "
+            "drafter's block."
+        )
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(draft_model))
     return Plan(config, args, target, drafter, number_size(target), device, length)
