@@ -88,19 +88,24 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
 
 def add_draft_model_arguments(parser: argparse.ArgumentParser):
     """The drafter, and how it is loaded."""
-    parser.add_argument(
-        "--draft-model",
-        type=str,
-        default=None,
-        help="The path to the local directory or Hugging Face repo of the DFlash drafter. It may "
-        "be left out for targets with a known one",
-    )
+    add_draft_model_argument(parser)
     parser.add_argument(
         "--draft-bits",
         type=int,
         choices=(4, 8),
         default=None,
         help="Quantize the drafter's large matrices when it is loaded",
+    )
+
+
+def add_draft_model_argument(parser: argparse.ArgumentParser):
+    """The drafter alone."""
+    parser.add_argument(
+        "--draft-model",
+        type=str,
+        default=None,
+        help="The path to the local directory or Hugging Face repo of the DFlash drafter. It may "
+        "be left out for targets with a known one",
     )
 
 

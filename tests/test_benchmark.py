@@ -38,7 +38,7 @@ def run(folders):
     arguments = [
         "--model", target, "--draft-model", drafter, "--suites", prompts, "--max-tokens", "12",
         "--trials", "2", "--temps", "0", "1", "--verify-widths", "8", "3", "--no-selector",
-        "--draft-lm", target, "--recall", "--recall-stride", "2",
+        "--draft-bits", "8", "--draft-lm", target, "--recall", "--recall-stride", "2",
         "--json", folder / "run.json", "--plots", folder / "plots",
     ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -50,7 +50,7 @@ def run(folders):
 
 def test_every_arm_is_in_tables_and_json(run):
     text, results = run
-    for arm in ("plain", "mlx-lm draft model", "DFlash 2 width 8", "DFlash 2 width 3"):
+    for arm in ("plain", "mlx-lm draft model", "DFlash 2 width 8", "DFlash 2 8-bit width 3"):
         for label in (arm, f"{arm}, T=1"):
             assert f"| {label} |" in text and label in results["mean"]
     # It drafts the same tokens at every temperature.
@@ -254,6 +254,20 @@ def test_summary_by_hand():
     assert found["host_reads_per_round"] == 1 and found["memory"] == 7
     assert math.isclose(found["total_tps"], (11 / 2 + 11 / 6) / 2)
     assert "acceptance_pooled" not in summary.summarise(plain, plain)
+
+
+@pytest.mark.slow
+def test_embedded_pair_with_a_small_budget(monkeypatch, tmp_path):
+    path = tmp_path / "run.json"
+    (tmp_path / "one.jsonl").write_text('"What is 17 plus 25?"\n')
+    arguments = ["--suites", tmp_path / "one.jsonl", "--max-tokens", "24", "--temps", "0"]
+    main(monkeypatch, *arguments, "--no-selector", "--recall", "--json", path)
+    results = json.loads(path.read_text())
+    verdicts = [entry["verdict"] for found in results["parity"].values() for entry in found]
+    assert verdicts == ["identical"] * 2
+    assert results["mean"]["DFlash 2"]["acceptance_pooled"] > 1.2
+    found = results["recall"]["DFlash 2"]
+    assert found["recall_candidates"][0] > found["recall_best"][0] > 0.2
 
 
 def test_settings_reach_the_json(run):

@@ -13,7 +13,7 @@ import mlx_lm
 from rich.console import Console
 from rich.progress import Progress
 
-from ..arguments import add_draft_model_arguments, add_model_arguments
+from ..arguments import add_draft_model_argument, add_model_arguments
 from ..checkpoint import resolve
 from ..console import note, run
 from ..load_pair import load_pair
@@ -23,7 +23,7 @@ from .compare import compare, read
 from .data import SUITES, digest, encode, read_rows
 from .measure import Bench
 from .report import markdown
-from .results import measure_all, models_of, prepare_drafters
+from .results import measure_all, models_of, paths_of, prepare_drafters
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -33,7 +33,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         description="Compare ways of decoding a target. `compare A.json B.json` compares two runs.",
     )
     add_model_arguments(parser)
-    add_draft_model_arguments(parser)
+    add_draft_model_argument(parser)
     _add_arms(parser)
     _add_data(parser)
     _add_output(parser)
@@ -41,6 +41,14 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _add_arms(parser: argparse.ArgumentParser):
+    parser.add_argument(
+        "--draft-bits",
+        type=int,
+        nargs="+",
+        choices=(4, 8),
+        default=[],
+        help="Also the drafter quantised at load, an arm for each",
+    )
     parser.add_argument("--dflash1-model", help="A DFlash 1 drafter of the same target")
     parser.add_argument("--draft-lm", help="A small language model for mlx-lm's own speculation")
     parser.add_argument("--num-draft-tokens", type=int, help="Its drafts a round (default: 3)")
@@ -141,7 +149,6 @@ def _command(args: argparse.Namespace):
     pair = load_pair(
         args.model,
         args.draft_model,
-        draft_bits=args.draft_bits,
         adapter_path=args.adapter_path,
         tokenizer_config={"trust_remote_code": args.trust_remote_code},
         model_config={"quantize_activations": args.quantize_activations},
@@ -150,7 +157,10 @@ def _command(args: argparse.Namespace):
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     prompts = encode(rows, pair.tokenizer, args.thinking)
-    drafters = prepare_drafters(pair.drafter, args.dflash1_model, args.no_selector)
+    drafter_path = paths_of(args.model, args.draft_model)["drafter"]
+    drafters = prepare_drafters(
+        pair.drafter, drafter_path, args.draft_bits, args.dflash1_model, args.no_selector
+    )
     draft_lm = mlx_lm.load(args.draft_lm)[0] if args.draft_lm else None
     arms = make_arms(
         drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3

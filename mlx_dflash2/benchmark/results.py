@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -22,21 +23,43 @@ from .recall import recall_table
 from .summary import by_suite, mean_of
 
 
+def paths_of(model: str | None, draft_model: str | None) -> dict[str, str | Path]:
+    """Where target and drafter come from, the embedded pair if no target is named."""
+    if model is None:
+        return {
+            "target": embedded.target_path(),
+            "drafter": draft_model or embedded.drafter_path(),
+        }
+    return {"target": model, "drafter": draft_model or default_drafter(model)}
+
+
 def prepare_drafters(
-    drafter: Drafter, dflash1_model: str | None, no_selector: bool
+    drafter: Drafter,
+    path: str | Path,
+    bits: Sequence[int] = (),
+    dflash1_model: str | None = None,
+    no_selector: bool = False,
 ) -> dict[str, Drafter]:
     """The drafters by the name of their arm.
+
+    Args:
+        drafter (Drafter): As it is stored.
+        path (str or Path): Where it came from.
+        bits (sequence of int): Quantisations at load, a drafter each.
+        dflash1_model (str, optional): Another drafter of the same target.
+        no_selector (bool): Also the first one without its selector.
 
     Raises:
         ValueError: if there is no selector to leave out.
     """
     name = f"DFlash {drafter.args.generation}"
+    dtype = mx.float32 if mx.default_device() == mx.cpu else None
     drafters = {name: drafter}
+    for number in bits:
+        drafters[f"{name} {number}-bit"] = load_drafter(path, bits=number, dtype=dtype)
     if dflash1_model is not None:
-        dtype = mx.float32 if mx.default_device() == mx.cpu else None
-        drafters["DFlash 1" if name != "DFlash 1" else "other DFlash 1"] = load_drafter(
-            dflash1_model, dtype=dtype
-        )
+        other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
+        drafters[other] = load_drafter(dflash1_model, dtype=dtype)
     if no_selector:
         if not drafter.args.has_selector:
             raise ValueError("--no-selector: this drafter has no selector to leave out.")
@@ -48,9 +71,7 @@ def models_of(
     model: str | None, draft_model: str | None, dflash1_model: str | None, draft_lm: str | None
 ) -> dict[str, Any]:
     """Name and fingerprint of every model in use."""
-    if model is None:
-        model, draft_model = str(embedded.target_path()), draft_model or embedded.drafter_path()
-    paths = {"target": model, "drafter": draft_model or default_drafter(model)}
+    paths = paths_of(model, draft_model)
     paths |= {"DFlash 1": dflash1_model, "draft model": draft_lm}
     return {
         role: {"name": model_name(path), "fingerprint": fingerprint(resolve(path))}
