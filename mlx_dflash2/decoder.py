@@ -12,8 +12,10 @@ import mlx.nn as nn
 
 from .drafter import Drafter, Proposal, Proposer
 from .judge import Judge
+from .kernels import active_kernels
 from .kv_quantization import KVQuantization
 from .pair import check_fit
+from .prompt_cache import DFlashPromptCache
 from .rollback import Transaction, check_caches, num_cached, rows_at_once
 from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
 from .targets import Forward, bind
@@ -58,8 +60,9 @@ class Decoder:
         judge (Judge): Decides which drafts stay.
         kv_quantization (KVQuantization): When to quantise the target's caches.
         max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
-        prompt_cache (list, optional): The target's caches to go on from; they are updated in
-            place and, after :meth:`close`, cover exactly the prompt and the emitted tokens.
+        prompt_cache (list or DFlashPromptCache, optional): The target's caches to go on from;
+            they are updated in place and, after :meth:`close`, cover exactly the prompt and the
+            emitted tokens.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
         verify_width (int, optional): Rows that the target verifies. Default: the block's.
 
@@ -77,7 +80,7 @@ class Decoder:
         judge: Judge,
         kv_quantization: KVQuantization,
         max_kv_size: int | None = None,
-        prompt_cache: list[Any] | None = None,
+        prompt_cache: list[Any] | DFlashPromptCache | None = None,
         block_size: int | None = None,
         verify_width: int | None = None,
     ):
@@ -88,6 +91,9 @@ class Decoder:
             draft_model.block_size, block_size, verify_width
         )
         self.keeps_cache = prompt_cache is not None
+        self.session = prompt_cache if isinstance(prompt_cache, DFlashPromptCache) else None
+        if self.session is not None:
+            prompt_cache = self.session.caches
         self.cache = prompt_cache if self.keeps_cache else self.target.make_cache(max_kv_size)
         check_caches(self.cache)
         kv_quantization.check(self.cache)
@@ -98,8 +104,13 @@ class Decoder:
         self.history: mx.array | None = None
         self.stream, self.stats = stream, stats
         self.position = num_cached(self.cache)
-        self.context = draft_model.make_context()
+        self.context = (
+            draft_model.make_context()
+            if self.session is None
+            else self.session.context_for(draft_model)
+        )
         self.drafting = self.verify_width > 1
+        self._context_start = 0
         self.anchor: int | None = None
         self.round: Round | None = None
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
@@ -152,14 +163,17 @@ class Decoder:
 
         If even this is interrupted the cache is emptied, so that it cannot be used by mistake.
         """
+        self.stats.kernels = active_kernels()
         with mx.stream(self.stream):
             try:
                 covered = self.round is not None and self.round.taken < len(self.round.tokens)
-                self.drafting = False
+                self.drafting &= self.session is not None
                 self._settle()
                 anchor, self.anchor = self.anchor, None
                 if self.keeps_cache and anchor is not None and not covered:
-                    self._forward(mx.array([anchor], mx.uint32))
+                    self._run_chunk(mx.array([anchor], mx.uint32))
+                if self.session is not None:
+                    self.session.checkpoint()
                 if self.keeps_cache:
                     mx.eval([cache.state for cache in self.cache])
             except BaseException:
@@ -179,9 +193,14 @@ class Decoder:
         self.kv_quantization.apply(self.cache)
         if wanted and self.drafting:
             self._extend(chunk, out.taps)
-        self.position += chunk.size
+        self._advance(chunk)
         mx.eval([cache.state for cache in self.cache], getattr(self.context, "state", []))
         mx.clear_cache()
+
+    def _advance(self, tokens: mx.array):
+        self.position += tokens.size
+        if self.session is not None:
+            self.session.append(tokens.tolist())
 
     def _propose(self, anchor: mx.array, width: int) -> Proposal:
         judge = self.judge
@@ -242,11 +261,13 @@ class Decoder:
         if self.drafting:
             taps = round.out.taps
             self._extend(round.inputs[:kept], None if taps is None else taps[:, :kept])
-        self.position += kept
+        self._advance(round.inputs[:kept])
         drafted, accepted = round.inputs.size - 1, kept - 1
         bonus = round.taken > round.num_accepted
         if self.anchor is None:
             self.stats.prefills += bonus
+            if self.session is not None:
+                self.session.checkpoint()
         else:
             self.stats.count_round(drafted, accepted, bonus)
             self._check_acceptance(drafted)

@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.rope_utils import initialize_rope
 
-from .context import DrafterContext, LayerContext, block_mask
+from .context import DrafterContext, LayerContext
 from .conv import GroupedDynamicConv
 from .drafter_args import SLIDING, DrafterArgs
 from .selector import CandidateSelector
@@ -106,11 +106,12 @@ class DraftAttention(nn.Module):
         keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
         return self.rope(keys, offset=position), values
 
-    def __call__(self, x: mx.array, context: LayerContext, position: int) -> mx.array:
+    def __call__(
+        self, x: mx.array, context: LayerContext, position: int, mask: mx.array | None
+    ) -> mx.array:
         B, L, _ = x.shape
         queries = self.q_norm(self.q_proj(x).reshape(B, L, self.n_heads, -1))
         queries = self.rope(queries.transpose(0, 2, 1, 3), offset=position)
-        mask = block_mask(len(context), L, self.window, self.causal)
         keys, values = context.with_block(*self.keys_and_values(x, position))
         output = mx.fast.scaled_dot_product_attention(
             queries, keys, values, scale=self.scale, mask=mask
@@ -140,24 +141,33 @@ class DraftLayer(nn.Module):
             self.attention_conv = GroupedDynamicConv(args)
             self.mlp_conv = GroupedDynamicConv(args)
 
-    def __call__(self, x: mx.array, context: LayerContext, position: int) -> mx.array:
-        # The residual stream grows past what 16 bits resolve: it stays float32, while the
-        # sublayers compute in the dtype of the weights.
-        dtype = self.input_layernorm.weight.dtype
-        h = self.input_layernorm(x).astype(dtype)
+    def __call__(
+        self,
+        x: mx.array,
+        h: mx.array,
+        context: LayerContext,
+        position: int,
+        mask: mx.array | None,
+        next_norm: nn.RMSNorm,
+    ) -> tuple[mx.array, mx.array]:
+        """Run the layer on a residual stream ``x`` and the input norm's rows of it, ``h``.
+
+        The residual stream grows past what 16 bits resolve: it stays float32, while the sublayers
+        compute in the dtype of the weights.
+
+        Returns:
+            tuple of mx.array: The new stream, and what ``next_norm`` makes of it.
+        """
+        norm = self.post_attention_layernorm
         if "attention_conv" in self:
             h, kernel = self.attention_conv.prepare(h)
-            h = self.attention_conv.finish(self.self_attn(h, context, position), kernel)
-        else:
-            h = self.self_attn(h, context, position)
-        x = x + h
-        h = self.post_attention_layernorm(x).astype(dtype)
-        if "mlp_conv" in self:
+            h = self.self_attn(h, context, position, mask)
+            x, h = self.attention_conv.finish(h, kernel, x, norm)
             h, kernel = self.mlp_conv.prepare(h)
-            h = self.mlp_conv.finish(self.mlp(h), kernel)
-        else:
-            h = self.mlp(h)
-        return x + h
+            return self.mlp_conv.finish(self.mlp(h), kernel, x, next_norm)
+        x = x + self.self_attn(h, context, position, mask)
+        x = x + self.mlp(norm(x).astype(h.dtype))
+        return x, next_norm(x).astype(h.dtype)
 
 
 class Drafter(nn.Module):
@@ -219,10 +229,16 @@ class Drafter(nn.Module):
         Returns:
             mx.array: Rows 1 to L - 1 after the final norm, [B, L - 1, H].
         """
-        h = embeddings.astype(mx.float32) * self.args.input_embedding_scale
-        for layer, layer_context in zip(self.layers, context.layers, strict=True):
-            h = layer(h, layer_context, context.offset)
-        return self.norm(h[:, 1:]).astype(self.dtype)
+        x, scale = embeddings.astype(mx.float32), self.args.input_embedding_scale
+        x = x if scale == 1 else x * scale
+        first, *others = (layer.input_layernorm for layer in self.layers)
+        h = first(x).astype(self.dtype)
+        for index, next_norm in enumerate([*others, self.norm]):
+            layer, layer_context = self.layers[index], context.layers[index]
+            attention = layer.self_attn
+            mask = context.mask(index, x.shape[1], attention.window, attention.causal)
+            x, h = layer(x, h, layer_context, context.offset, mask, next_norm)
+        return h[:, 1:]
 
     def propose(
         self,
@@ -268,10 +284,10 @@ class Drafter(nn.Module):
             uniforms = mx.random.uniform(shape=shape, key=key) if temperature > 0 else None
             path = self.candidate_selector(anchor, hidden, logits, temperature, uniforms)
             drawn = (path.candidates[0], path.q[0]) if temperature > 0 else (None, None)
-            return Proposal(path.tokens[0], mx.all(mx.isfinite(path.unary)), *drawn)
+            return Proposal(path.tokens[0], _all_finite(path.unary), *drawn)
         # Without a selector independent draws would not form a text: the best tokens do better.
         tokens = mx.argmax(logits, axis=-1)
-        return Proposal(tokens[0], mx.all(mx.isfinite(mx.max(logits, axis=-1))))
+        return Proposal(tokens[0], _all_finite(mx.max(logits, axis=-1)))
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""
@@ -287,6 +303,11 @@ class Drafter(nn.Module):
                 raise ValueError(f"The drafter's weights hold `{name}` under two spellings.")
             renamed[name] = value
         return renamed
+
+
+def _all_finite(x: mx.array) -> mx.array:
+    """Whether no number is infinite or NaN, in the fewest launches: a NaN is not below infinity."""
+    return mx.abs(x).max() < float("inf")
 
 
 _SPELLINGS = {

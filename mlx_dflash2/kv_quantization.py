@@ -34,8 +34,14 @@ class KVQuantization:
                 "this target, or `max_kv_size`, uses."
             )
         for cache in prompt_cache:
-            if isinstance(cache, QuantizedKVCache) and cache.bits != self.bits:
+            if not isinstance(cache, QuantizedKVCache):
+                continue
+            if cache.bits != self.bits:
                 raise ValueError(f"`kv_bits` is {self.bits} but the cache has {cache.bits} bits.")
+            if cache.group_size != self.group_size:
+                raise ValueError(
+                    f"`kv_group_size` is {self.group_size} but the cache's is {cache.group_size}."
+                )
 
     def apply(self, prompt_cache: list[Any]):
         """After a pass: quantise in place every cache that has reached the start."""

@@ -51,7 +51,7 @@ class Restore:
     def __init__(self, cache: Any, num_rows: int):
         self.cache, self.num_rows = cache, num_rows
         # New handles: the cache's slice assignments would change an aliased array.
-        self.saved = tree_map(_copy, cache.state)
+        self.saved = _state(cache)
 
     def commit(self, keep: int, record: Any):
         if keep == self.num_rows:
@@ -162,6 +162,42 @@ class Transaction:
         """Put every cache back to where it was at the beginning."""
         for part in self.parts:
             part.abort()
+
+
+class Checkpoint:
+    """A place that caches can go back to although rows cannot be taken out of all of them.
+
+    Attributes:
+        length (int): Tokens covered there.
+    """
+
+    def __init__(self, prompt_cache: Sequence[Any]):
+        self.length = num_cached(prompt_cache)
+        self.states = [None if drops_rows(cache) else _state(cache) for cache in prompt_cache]
+
+    def fits(self, prompt_cache: Sequence[Any]) -> bool:
+        """Whether the caches can go back: all that are unsaved here can still drop rows."""
+        pairs = zip(prompt_cache, self.states, strict=False)
+        return len(self.states) == len(prompt_cache) and all(
+            state is not None or drops_rows(cache) for cache, state in pairs
+        )
+
+    def restore(self, prompt_cache: Sequence[Any]):
+        """Take the caches back to this place."""
+        for cache, state in zip(prompt_cache, self.states, strict=True):
+            if state is None:
+                cache.trim(cache.offset - self.length)
+            else:
+                cache.state = tree_map(_copy, state)
+
+
+def drops_rows(cache: Any) -> bool:
+    """Whether a cache can drop its newest rows now and for as long as it lives."""
+    return isinstance(cache, KVCache | QuantizedKVCache | ConcatenateKVCache)
+
+
+def _state(cache: Any) -> Any:
+    return tree_map(_copy, cache.state)
 
 
 def num_cached(prompt_cache: Sequence[Any]) -> int:

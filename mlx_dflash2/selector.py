@@ -6,7 +6,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from .drafter_args import DrafterArgs
-from .kernels import pair_score, path_walk, top_k
+from .kernels import pair_walk, top_k
 
 
 class Path(NamedTuple):
@@ -52,22 +52,18 @@ class CandidateSelector(nn.Module):
             uniforms (mx.array, optional): [B, L], for a temperature above 0.
         """
         unary, candidates = top_k(logits, self.top_k, self.multiplier, self.softcap)
-        scores = self.scores(anchor, candidates, unary, hidden)
-        tokens, _, q = path_walk(scores, candidates, temperature, uniforms)
-        return Path(tokens, candidates, unary, q)
-
-    def scores(
-        self, anchor: mx.array, candidates: mx.array, unary: mx.array, hidden: mx.array
-    ) -> mx.array:
-        """Pair scores [B, L, K, K] in float32; see :func:`pair_score`."""
         gate = self.hidden_projection(hidden)
         tables = self.predecessor_codebook, self.successor_codebook
-        if isinstance(tables[0], nn.QuantizedEmbedding):
-            # Unpack only the rows in use, and address them by their place.
-            ids = mx.concatenate([anchor[:, None], candidates.flatten(1)], axis=1)
-            tables = [table(ids.flatten()) for table in tables]
-            places = mx.arange(ids.size, dtype=mx.uint32).reshape(ids.shape)
-            anchor, candidates = places[:, 0], places[:, 1:].reshape(candidates.shape)
-        else:
+        if not isinstance(tables[0], nn.QuantizedEmbedding):
             tables = [table.weight for table in tables]
-        return pair_score(anchor, candidates, unary, gate, *tables)
+            chain = anchor, candidates, unary, gate, *tables
+            tokens, _, q = pair_walk(*chain, temperature, uniforms)
+            return Path(tokens, candidates, unary, q)
+        # Unpack only the rows in use, and address them by their place.
+        ids = mx.concatenate([anchor[:, None], candidates.flatten(1)], axis=1)
+        tables = [table(ids.flatten()) for table in tables]
+        places = mx.arange(ids.size, dtype=mx.uint32).reshape(ids.shape)
+        chain = places[:, 0], places[:, 1:].reshape(candidates.shape), unary, gate, *tables
+        _, choices, q = pair_walk(*chain, temperature, uniforms)
+        tokens = mx.take_along_axis(candidates, choices[..., None], axis=-1)[..., 0]
+        return Path(tokens, candidates, unary, q)

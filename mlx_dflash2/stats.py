@@ -30,6 +30,7 @@ class Stats:
         fallback (str, optional): Why drafting stopped before the end, if it did.
         rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
         row_by_row (str, optional): What made it necessary to judge rows one after the other.
+        kernels (dict): For each of the package's ops that ran ``metal``, or ``plain: `` and why.
         prompt_time, generation_time (float): Seconds.
     """
 
@@ -49,6 +50,7 @@ class Stats:
     fallback: str | None = None
     rule: str = "greedy"
     row_by_row: str | None = None
+    kernels: dict[str, str] = field(default_factory=dict)
     prompt_time: float = 0.0
     generation_time: float = 0.0
 
@@ -122,6 +124,9 @@ class Stats:
             lines.append(f"Acceptance by position: {rates}")
         if self.low_acceptance:
             lines.append(f"Low acceptance: {self.low_acceptance}")
+        if plain := [name for name, form in self.kernels.items() if form != "metal"]:
+            reasons = {self.kernels[name].removeprefix("plain: ") for name in plain}
+            lines.append(f"Plain MLX for {', '.join(plain)}: {'; '.join(sorted(reasons))}")
         if self.fallback:
             lines.append(f"Drafting stopped: {self.fallback}")
         return "\n".join([*lines, f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"])

@@ -105,9 +105,11 @@ def _at_anchor(drafter: Drafter, replay: Replay, context, anchor: int) -> tuple[
     logprob = _log_softmax(_transformed(logits[0], *transform))
     logprob = mx.take_along_axis(logprob, truth[:, None], axis=-1)[:, 0]
     if args.has_selector:
-        before = mx.concatenate([token, truth[:-1]])
-        rows = ids[:, None], unary[:, None], hidden[0][:, None]
-        unary = drafter.candidate_selector.scores(before, *rows)[:, 0, 0]
+        selector = drafter.candidate_selector
+        before = selector.predecessor_codebook(mx.concatenate([token, truth[:-1]]))
+        gate = before.astype(mx.float32) * selector.hidden_projection(hidden[0]).astype(mx.float32)
+        after = selector.successor_codebook(ids).astype(mx.float32)
+        unary = unary + (after @ gate[:, :, None])[..., 0]
     chosen = mx.take_along_axis(is_truth, mx.argmax(unary, axis=-1, keepdims=True), axis=-1)[:, 0]
     selected = mx.where(is_truth, _log_softmax(unary), 0.0).sum(axis=-1)
     among = mx.any(is_truth, axis=-1)

@@ -1,12 +1,14 @@
 """Between text and tokens: prompts in, decoded segments out."""
 
+import copy
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import GenerationResponse
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from jinja2 import TemplateError
+from mlx_lm.generate import GenerationResponse, TextStateMachine
+from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
 
 
 def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | list[int]) -> mx.array:
@@ -29,6 +31,7 @@ def chat_prompt(
     prefill_response: str | None = None,
     use_template: bool = True,
     template_config: dict[str, Any] | None = None,
+    suffix_only: bool = False,
 ) -> list[int]:
     """Token ids of one user message, in the model's chat template if it has one.
 
@@ -39,10 +42,16 @@ def chat_prompt(
         prefill_response (str, optional): How the answer begins.
         use_template (bool): Whether to use the chat template. Default: ``True``.
         template_config (dict, optional): More arguments of the template.
+        suffix_only (bool): Leave out what the template puts before the message: a prompt cache
+            covers it. Default: ``False``.
 
     Raises:
-        ValueError: if an argument of the template is given where no template is used.
+        ValueError: if an argument of the template is given where no template is used, the
+            template refuses the prompt, or the prompt has characters that are none.
     """
+    if any(0xD800 <= ord(character) < 0xE000 for character in prompt):
+        # What Python makes of bytes on the command line or stdin that are not UTF-8.
+        raise ValueError("The prompt is not valid UTF-8.")
     if not (use_template and tokenizer.has_chat_template):
         given = {
             "system_prompt": system_prompt,
@@ -56,17 +65,71 @@ def chat_prompt(
     messages = [{"role": "user", "content": prompt}]
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
-    continues = prefill_response is not None
-    if continues:
+    if prefill_response is not None:
         messages.append({"role": "assistant", "content": prefill_response})
-    text = tokenizer.apply_chat_template(
-        messages,
-        tokenize=False,
-        continue_final_message=continues,
-        add_generation_prompt=not continues,
-        **(template_config or {}),
-    )
+    text = _render(tokenizer, messages, template_config or {})
+    if suffix_only:
+        # As mlx-lm does: what precedes a stand-in for the last message is the cached prefix.
+        messages[-1]["content"] = "<query>"
+        text = text[_render(tokenizer, messages, template_config or {}).index("<query>") :]
     return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _render(
+    tokenizer: TokenizerWrapper, messages: list[dict[str, str]], template_config: dict[str, Any]
+) -> str:
+    continues = messages[-1]["role"] == "assistant"
+    try:
+        return tokenizer.apply_chat_template(
+            messages,
+            tokenize=False,
+            continue_final_message=continues,
+            add_generation_prompt=not continues,
+            **template_config,
+        )
+    except (TemplateError, TypeError) as error:
+        raise ValueError(f"The chat template does not take this prompt: {error}") from error
+
+
+class StopStrings:
+    """Cuts a stream of text before the first stop string, wherever segments begin and end.
+
+    Text that may yet become a stop string is held back until it is known.
+
+    Args:
+        stop (str or sequence of str, optional): Stop strings. Default: ``None``.
+
+    Raises:
+        ValueError: if a stop string is empty or no string.
+    """
+
+    def __init__(self, stop: str | Sequence[str] | None = None):
+        stop = () if stop is None else stop
+        single = isinstance(stop, str) or not isinstance(stop, Iterable)
+        stops = [stop] if single else list(stop)
+        for text in stops:
+            if not isinstance(text, str) or not text:
+                raise ValueError(f"`stop` has to hold non-empty strings but holds {text!r}.")
+        self.given = bool(stops)
+        machine = TextStateMachine({"normal": [(text, None) for text in stops]} if stops else None)
+        self._state = machine.make_state()
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """What of the text so far can be shown."""
+        if self.found:
+            return ""
+        self._state, shown, name = TextStateMachine.step(self._state, text)
+        self.found = name is None
+        return shown
+
+    def would_end(self, text: str) -> bool:
+        """Whether a stop string would be complete with some more text."""
+        return not self.found and TextStateMachine.step(self._state, text)[2] is None
+
+    def flush(self) -> str:
+        """What was held back and did not become a stop string."""
+        return "" if self.found else TextStateMachine.flush(self._state)[1]
 
 
 def responses(
@@ -74,15 +137,16 @@ def responses(
     tokenizer: TokenizerWrapper,
     prompt_size: int,
     max_tokens: int,
+    stops: StopStrings,
 ) -> Generator[GenerationResponse, None, None]:
-    """Decode a stream of tokens into mlx-lm's responses, up to an EOS token or the last token."""
+    """Decode a stream of tokens into mlx-lm's responses, up to an EOS token, a stop or the end."""
     detokenizer = tokenizer.detokenizer
     tic, prompt_tps = time.perf_counter(), 0.0
 
-    def respond(finish_reason: str | None = None) -> GenerationResponse:
+    def respond(text: str, finish_reason: str | None = None) -> GenerationResponse:
         token, logprobs, from_draft = step
         return GenerationResponse(
-            text=detokenizer.last_segment,
+            text=text,
             token=token,
             logprobs=logprobs,
             from_draft=from_draft,
@@ -94,6 +158,7 @@ def responses(
             finish_reason=finish_reason,
         )
 
+    text = ""
     for count, step in enumerate(steps, start=1):
         if count == 1:
             prompt_tps = prompt_size / (time.perf_counter() - tic)
@@ -101,8 +166,20 @@ def responses(
         if step[0] in tokenizer.eos_token_ids:
             break
         detokenizer.add_token(step[0])
-        if count == max_tokens:
+        text = stops.feed(detokenizer.last_segment)
+        done = stops.found or count == max_tokens
+        if done or (stops.given and stops.would_end(_held_back(detokenizer))):
             break
-        yield respond()
+        yield respond(text)
+        text = ""
     detokenizer.finalize()
-    yield respond("stop" if step[0] in tokenizer.eos_token_ids else "length")
+    text += stops.feed(detokenizer.last_segment)
+    stopped = stops.found or step[0] in tokenizer.eos_token_ids
+    yield respond(text + stops.flush(), "stop" if stopped else "length")
+
+
+def _held_back(detokenizer: StreamingDetokenizer) -> str:
+    """Text of the tokens so far that is only shown once the next ones are known."""
+    detokenizer = copy.copy(detokenizer)
+    detokenizer.finalize()
+    return detokenizer.last_segment

@@ -1,7 +1,61 @@
+import importlib
+import sys
+
 import mlx.core as mx
+import mlx_lm
 import pytest
+from saved_models import save_drafter, save_target
+
+from mlx_dflash2 import load_drafter
+from mlx_dflash2.load_pair import Pair
 
 
 @pytest.fixture(autouse=True)
 def seed():
     mx.random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def model_folders(tmp_path_factory):
+    """Saved models, and folders that are none."""
+    path = tmp_path_factory.mktemp("models")
+    save_target(path / "target")
+    save_target(path / "raw", chat_template=None)
+    save_drafter(path / "drafter")
+    (path / "empty").mkdir()
+    (path / "config-only").mkdir()
+    (path / "config-only" / "config.json").write_text('{"model_type": "qwen3"}')
+    return path
+
+
+@pytest.fixture(scope="session")
+def saved_pair(model_folders):
+    target = str(model_folders / "target")
+    return Pair(target, *mlx_lm.load(target), load_drafter(model_folders / "drafter"))
+
+
+@pytest.fixture
+def invoke(monkeypatch, capsys, model_folders):
+    """Runs a command's main with arguments: its exit status, stdout and stderr.
+
+    Without a ``main`` it is the generate command on the saved pair.
+    """
+    command = importlib.import_module("mlx_dflash2.generate.command")
+    models = ["--model", f"{model_folders / 'target'}"]
+    models += ["--draft-model", f"{model_folders / 'drafter'}"]
+
+    def invoke(*args, main=None):
+        argv = ["command", *args] if main else ["command", *models, *args]
+        monkeypatch.setattr(sys, "argv", argv)
+        status = 0
+        try:
+            (main or command.main)()
+        except SystemExit as error:
+            status = error.code or 0
+            if isinstance(status, str):
+                # As the interpreter does with a message.
+                print(status, file=sys.stderr)
+                status = 1
+        return status, *capsys.readouterr()
+
+    return invoke

@@ -33,7 +33,7 @@ def test_environment(monkeypatch, capsys, tmp_path):
     written = json.loads((tmp_path / "doctor.json").read_text())
     assert written["lines"] == lines and written["kind"] == "mlx_dflash2.doctor"
     facts = {line.split(":")[0] for line in lines}
-    assert {"chip", "memory", "system", "versions", "Metal", "disk", "hub cache"} <= facts
+    assert {"chip", "memory", "system", "versions", "Metal kernels", "disk", "hub cache"} <= facts
     assert any(f"mlx {mx.__version__}" in line for line in lines)
     assert not [line for line in lines if line.startswith("!")]
 
@@ -84,6 +84,8 @@ def test_pairs_that_do_not_fit_are_refused_in_one_line(folders, monkeypatch, cap
         (["--bandwidth", "100"], "--bandwidth has an effect only with a pair"),
         (["--anchors", "9"], "--anchors has an effect only with --trace"),
         (["--draft-bits", "4"], "--draft-bits has an effect only with a pair"),
+        (["--repeats", "2"], "--repeats has an effect only with --kernels"),
+        (["--kernels", "--trace"], "--trace has no effect with --kernels"),
         (["--trace", "--context", "9"], "--context has an effect only with a pair"),
         (["--trace", "--anchors", "0"], "--anchors is 0"),
         (["--draft-model", "{}", "--model", "{}", "--acceptance-length", "9"], "from 1 to 8"),

@@ -23,11 +23,16 @@ def small_conv(**weights):
     return conv
 
 
+def finish(conv, x, kernel):
+    """The convolution alone, added to nothing."""
+    return conv.finish(x, kernel, mx.zeros_like(x), nn.RMSNorm(HIDDEN))[0]
+
+
 def test_conv_starts_as_the_identity():
     conv, x = small_conv(), mx.random.normal((2, 8, HIDDEN))
     prepared, kernel = conv.prepare(x)
     assert mx.array_equal(prepared, x).item()
-    assert mx.array_equal(conv.finish(x, kernel), x).item()
+    assert mx.array_equal(finish(conv, x, kernel), x).item()
 
 
 def test_conv_projection_rows_are_side_tap_group():
@@ -42,7 +47,7 @@ def test_conv_projection_rows_are_side_tap_group():
     y = mx.random.normal(x.shape)
     expected = np.array(y)
     expected[0, 1:, :16] += np.array(x)[0, 1:, :1] * np.array(y)[0, :-1, :16]
-    np.testing.assert_allclose(np.array(conv.finish(y, kernel)), expected, atol=1e-6)
+    np.testing.assert_allclose(np.array(finish(conv, y, kernel)), expected, atol=1e-6)
 
 
 def test_the_finish_kernel_comes_from_the_normed_input():
@@ -55,9 +60,9 @@ def test_the_finish_kernel_comes_from_the_normed_input():
     weight[2 * groups : 3 * groups] = mx.random.normal((groups, HIDDEN))
     conv.kernel_projection.weight = weight
     prepared, kernel = conv.prepare(x)
-    assert mx.array_equal(conv.finish(mx.zeros_like(x), kernel), mx.zeros_like(x)).item()
+    assert mx.array_equal(finish(conv, mx.zeros_like(x), kernel), mx.zeros_like(x)).item()
     dynamic = mx.repeat(x @ weight[2 * groups : 3 * groups].T, HIDDEN // groups, axis=-1)
-    assert mx.allclose(conv.finish(prepared, kernel), dynamic * prepared, atol=1e-4).item()
+    assert mx.allclose(finish(conv, prepared, kernel), dynamic * prepared, atol=1e-4).item()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +133,9 @@ def test_a_residual_past_the_range_of_16_bits_stays_finite():
     context = drafter.make_context()
     drafter.extend(context, mx.arange(4), mx.random.normal((1, 4, 3 * HIDDEN)), 0)
     embedded = target.embed(mx.array([[1] + [VOCAB - 1] * 7]))
-    residual = drafter.layers[0](embedded.astype(mx.float32), context.layers[0], 4)
+    x, layer = embedded.astype(mx.float32), drafter.layers[0]
+    h = layer.input_layernorm(x).astype(mx.bfloat16)
+    residual, _ = layer(x, h, context.layers[0], 4, None, drafter.norm)
     assert mx.max(mx.abs(residual)).item() > 7e4
     assert mx.all(mx.isfinite(drafter(embedded, context))).item()
 

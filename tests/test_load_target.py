@@ -53,7 +53,7 @@ def offline_hub(tmp_path, monkeypatch):
 def test_a_target_in_the_home_folder(tmp_path, monkeypatch, target_folder):
     monkeypatch.setenv("HOME", str(tmp_path))
     shutil.copytree(target_folder, tmp_path / "target")
-    assert len(load("~/target")[0].layers) == 3
+    assert len(load("~/target")[0].layers) == CONFIGS["qwen3"]["num_hidden_layers"]
 
 
 def test_targets_load_as_with_mlx_lm(target_folder):

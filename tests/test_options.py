@@ -8,7 +8,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors as mlx_lm_processors
 from mlx_lm.sample_utils import make_sampler as mlx_lm_sampler
-from proposers import Stub, half, liar, oracle
+from proposers import Stub, half, oracle
 from tiny import DENSE, HYBRID, SLIDING, VOCAB, cache_arrays, make_drafter, make_model
 
 from mlx_dflash2 import make_logits_processors, make_sampler
@@ -25,12 +25,17 @@ def model_of(kind):
     return make_model(kind)
 
 
-def plain(kind, max_tokens=30, **options):
+@cache
+def greedy(kind):
+    return plain(kind)
+
+
+def plain(kind, max_tokens=20, **options):
     steps = generate_step(mx.array(PROMPT), model_of(kind), max_tokens=max_tokens, **options)
     return [token for token, _ in steps]
 
 
-def drafted(kind, proposer, max_tokens=30, **options):
+def drafted(kind, proposer, max_tokens=20, **options):
     stats = Stats()
     steps = dflash_generate_step(
         mx.array(PROMPT), model_of(kind), proposer, max_tokens=max_tokens, stats=stats, **options
@@ -40,12 +45,12 @@ def drafted(kind, proposer, max_tokens=30, **options):
 
 def proposers(continuation):
     text = PROMPT + continuation
-    return [oracle(text), liar(text, VOCAB), half(text, VOCAB, 2), make_drafter()]
+    return [oracle(text), half(text, VOCAB, 2), make_drafter()]
 
 
 PENALTIES = {
     "bias": dict(logit_bias={7: 3.0, 9: -3.0}),
-    "repetition": dict(repetition_penalty=1.4, repetition_context_size=10),
+    "repetition": dict(repetition_penalty=3.0, repetition_context_size=12),
     "presence": dict(presence_penalty=0.8, presence_context_size=12),
     "frequency": dict(frequency_penalty=0.5, frequency_context_size=40),
     "all": dict(
@@ -60,7 +65,7 @@ PENALTIES = {
 def test_penalties(kind, name, pure):
     settings = PENALTIES[name]
     expected = plain(kind, logits_processors=mlx_lm_processors(**settings))
-    assert expected != plain(kind)
+    assert expected != greedy(kind)
     make = make_logits_processors if pure else mlx_lm_processors
     for proposer in proposers(expected):
         tokens, stats = drafted(kind, proposer, logits_processors=make(**settings))
@@ -96,7 +101,7 @@ def test_a_stateful_processor_sees_what_mlx_lm_would_show_it(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("after", range(1, 12))
+@pytest.mark.parametrize("after", [1, 2, 4, 5, 8])
 def test_an_exception_in_a_processor_leaves_an_exact_cache(kind, after):
     class Fails(Counter):
         def __call__(self, tokens, logits):
@@ -164,9 +169,9 @@ def test_an_opaque_sampler_draws_what_it_would_draw_in_mlx_lm(kind, name):
 @pytest.mark.parametrize("kind", KINDS)
 def test_rejection_runs_with_every_setting(kind, name):
     sampler = make_sampler(**SETTINGS[name])
-    for proposer in proposers(plain(kind)):
+    for proposer in (oracle(PROMPT + greedy(kind)), make_drafter()):
         tokens, stats = drafted(kind, proposer, sampler=sampler, seed=3)
-        assert len(tokens) == 30 and stats.rule == "rejection" and stats.row_by_row is None
+        assert len(tokens) == 20 and stats.rule == "rejection" and stats.row_by_row is None
         again, _ = drafted(kind, proposer, sampler=sampler, seed=3)
         other, _ = drafted(kind, proposer, sampler=sampler, seed=4)
         assert again == tokens != other
@@ -179,7 +184,7 @@ def test_rejection_runs_with_every_setting(kind, name):
 )
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_distribution_of_one_token_is_greedy(kind, settings):
-    expected = plain(kind)
+    expected = greedy(kind)
     for proposer in proposers(expected):
         for processors in (None, [lambda tokens, logits: logits]):
             tokens, stats = drafted(
@@ -190,7 +195,7 @@ def test_a_distribution_of_one_token_is_greedy(kind, settings):
 
 
 def test_temperature_zero_is_greedy():
-    expected = plain(DENSE)
+    expected = greedy(DENSE)
     for sampler in (None, make_sampler(), make_sampler(top_k=5), mlx_lm_sampler(0.0)):
         tokens, stats = drafted(DENSE, oracle(PROMPT + expected), sampler=sampler)
         assert tokens == expected and stats.rule == "greedy"
@@ -249,7 +254,7 @@ def test_drafts_from_the_targets_own_distribution_are_accepted(temp):
     assert stats.accepted >= 0.99 * stats.drafted > 40
 
 
-@pytest.mark.parametrize("start", [0, 10, 21, 27, 5000])
+@pytest.mark.parametrize("start", [0, 10, 27, 5000])
 @pytest.mark.parametrize("bits, group_size", [(4, 32), (8, 32)])
 @pytest.mark.parametrize("kind", (DENSE, HYBRID))
 def test_a_quantised_cache(kind, bits, group_size, start):
@@ -264,11 +269,11 @@ def test_a_quantised_cache(kind, bits, group_size, start):
         assert quantised == (start < 100)
 
 
-@pytest.mark.parametrize("size", [16, 24, 64])
+@pytest.mark.parametrize("size", [16, 30, 64])
 def test_max_kv_size(size):
     expected = plain(DENSE, max_kv_size=size)
-    for proposer in proposers(expected)[:3]:
-        if size < 64:
+    for proposer in proposers(expected):
+        if size < 40:
             with pytest.warns(UserWarning, match="max_kv_size"):
                 tokens, stats = drafted(DENSE, proposer, max_kv_size=size)
             assert "max_kv_size" in stats.fallback

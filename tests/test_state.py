@@ -5,7 +5,7 @@ from functools import cache
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
-from proposers import half, liar, oracle
+from proposers import half, oracle
 from tiny import (
     DENSE,
     HYBRID,
@@ -22,7 +22,7 @@ from mlx_dflash2.rollback import num_cached
 from mlx_dflash2.targets.base import Target
 
 KINDS = (DENSE, HYBRID, "qwen3_5-conv2", SLIDING, "llama-sliding", "gemma4_text-shared")
-LENGTHS = (1, 5, 16, 40)
+LENGTHS = (1, 16, 40)
 
 
 @cache
@@ -57,7 +57,7 @@ def steps_of(kind, prompt, proposer, prompt_cache, **kwargs):
 def test_closing_at_every_yield(kind, length):
     prompt, plain = prompt_and_plain(kind, length)
     for proposer in (oracle(prompt + plain), half(prompt + plain, VOCAB, 3)):
-        for stop in range(1, 18):
+        for stop in (1, 2, 3, 4, 5, 8, 9, 10, 13):
             prompt_cache = make_prompt_cache(model_of(kind))
             steps = steps_of(kind, prompt, proposer, prompt_cache, max_tokens=40)
             tokens = [next(steps)[0] for _ in range(stop)]
@@ -68,8 +68,8 @@ def test_closing_at_every_yield(kind, length):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ending_at_every_budget(kind):
     prompt, plain = prompt_and_plain(kind, 16)
-    for max_tokens in range(18):
-        for proposer in (oracle(prompt + plain), liar(prompt + plain, VOCAB), make_drafter()):
+    for max_tokens in (0, 1, 2, 3, 7, 8, 9, 10):
+        for proposer in (oracle(prompt + plain), make_drafter()):
             prompt_cache = make_prompt_cache(model_of(kind))
             list(steps_of(kind, prompt, proposer, prompt_cache, max_tokens=max_tokens))
             assert_covers(kind, prompt_cache, prompt + plain[:max_tokens])
@@ -81,7 +81,7 @@ def test_a_second_turn_equals_a_cold_run(kind, length):
     """The turn after an EOS at each place of a block processes only its own tokens."""
     prompt, plain = prompt_and_plain(kind, length)
     more = [9, 8, 7]
-    for stop in (1, 2, 5, 8, 9, 13):
+    for stop in (1, 2, 5, 9):
         prompt_cache = make_prompt_cache(model_of(kind))
         first = steps_of(kind, prompt, oracle(prompt + plain), prompt_cache, max_tokens=40)
         tokens = [next(first)[0] for _ in range(stop)]
@@ -93,7 +93,7 @@ def test_a_second_turn_equals_a_cold_run(kind, length):
         assert_covers(kind, prompt_cache, whole + cold)
 
 
-@pytest.mark.parametrize("eos_index", range(1, 12))
+@pytest.mark.parametrize("eos_index", [1, 2, 5, 7, 8, 9, 11])
 @pytest.mark.parametrize("kind", (DENSE, HYBRID, SLIDING))
 def test_text_that_ends_with_eos_in_mid_block(kind, eos_index):
     """A token that the plain run emits is declared EOS, wherever it falls in a block."""
@@ -138,7 +138,7 @@ class Interrupt:
 @pytest.mark.parametrize("kind", (DENSE, "llama-sliding"))
 def test_an_interruption_in_any_layer(kind, error, monkeypatch):
     prompt, plain = prompt_and_plain(kind, 16)
-    for after in range(1, 30):
+    for after in range(1, 30, 2):
         prompt_cache = make_prompt_cache(model_of(kind))
         with monkeypatch.context() as patch:
             Interrupt(patch, error, after)

@@ -32,6 +32,7 @@ _GEMMA4 = dict(
 CONFIGS = {
     "qwen3": _DENSE,
     "qwen3-untied": _DENSE | dict(tie_word_embeddings=False),
+    "qwen3-vocab32": _DENSE | dict(vocab_size=32),
     "qwen2": _DENSE,
     "qwen3_moe": _DENSE | _MOE | dict(decoder_sparse_step=1, mlp_only_layers=[]),
     "qwen2_moe": _DENSE | _MOE | dict(shared_expert_intermediate_size=32),
@@ -121,12 +122,12 @@ def make_tokenizer(eos: int | None = None):
     return TokenizerWrapper(fast, eos_token_ids=[-1 if eos is None else eos])
 
 
-def make_drafter(window: int | None = 16, **changes):
+def make_drafter(window: int | None = 16, vocab_size: int = VOCAB, **changes):
     """A random DFlash 2 drafter for the tiny targets of four layers, all layers sliding."""
     from mlx_dflash2.drafter import Drafter
     from mlx_dflash2.drafter_args import DrafterArgs
 
-    drafter = Drafter(DrafterArgs.from_dict(drafter_config(window, **changes)))
+    drafter = Drafter(DrafterArgs.from_dict(drafter_config(window, vocab_size, **changes)))
     weights = []
     for path, value in tree_flatten(drafter.parameters()):
         if path.endswith("base_kernel"):
@@ -139,7 +140,7 @@ def make_drafter(window: int | None = 16, **changes):
     return drafter
 
 
-def drafter_config(window: int | None = 16, **changes) -> dict:
+def drafter_config(window: int | None = 16, vocab_size: int = VOCAB, **changes) -> dict:
     """The config.json of that drafter; ``changes`` go to ``dflash_config``."""
     layer_type = "full_attention" if window is None else "sliding_attention"
     return {
@@ -151,7 +152,7 @@ def drafter_config(window: int | None = 16, **changes) -> dict:
         "num_key_value_heads": 2,
         "head_dim": 16,
         "intermediate_size": 96,
-        "vocab_size": VOCAB,
+        "vocab_size": vocab_size,
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 4096,
         "num_target_layers": 4,

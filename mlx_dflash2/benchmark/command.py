@@ -13,17 +13,17 @@ import mlx_lm
 from rich.console import Console
 from rich.progress import Progress
 
-from ..arguments import add_draft_model_argument, add_model_arguments
+from ..arguments import add_draft_model_argument, add_model_arguments, load_arguments
 from ..checkpoint import resolve
 from ..console import note, run
-from ..load_pair import load_pair
+from ..load_pair import load_pair, pair_paths
 from . import plots
 from .arms import Settings, make_arms
 from .compare import compare, read
 from .data import SUITES, digest, encode, read_rows
 from .measure import Bench
 from .report import markdown
-from .results import measure_all, models_of, paths_of, prepare_drafters
+from .results import measure_all, models_of, prepare_drafters
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -146,18 +146,12 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
 def _command(args: argparse.Namespace):
     settings = _check(args)
     rows = read_rows(args.suites, args.limit)
-    pair = load_pair(
-        args.model,
-        args.draft_model,
-        adapter_path=args.adapter_path,
-        tokenizer_config={"trust_remote_code": args.trust_remote_code},
-        model_config={"quantize_activations": args.quantize_activations},
-        trust_remote_code=args.trust_remote_code,
-    )
+    # The pair's own drafter is as it is stored; quantised ones are further arms.
+    pair = load_pair(**load_arguments(args) | {"draft_bits": None})
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     prompts = encode(rows, pair.tokenizer, args.thinking)
-    drafter_path = paths_of(args.model, args.draft_model)["drafter"]
+    _, drafter_path = pair_paths(args.model, args.draft_model)
     drafters = prepare_drafters(
         pair.drafter, drafter_path, args.draft_bits, args.dflash1_model, args.no_selector
     )

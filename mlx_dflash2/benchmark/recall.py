@@ -7,7 +7,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from ..context import DrafterContext, block_mask
+from ..context import LayerContext
 from ..drafter import Drafter
 from ..targets import bind
 from ..teacher_forced import CANDIDATES, Forced, Replay, acceptance_length, measure, recall
@@ -91,24 +91,27 @@ def attention_share(drafter: Drafter, replay: Replay, anchor: int) -> np.ndarray
     drafter.extend(context, replay.tokens[first:anchor], taps, first)
     masks = mx.full((drafter.block_size - 1,), drafter.args.mask_token_id, mx.uint32)
     block = mx.concatenate([replay.tokens[anchor : anchor + 1], masks])[None]
-    h = replay.target.embed(block).astype(mx.float32) * drafter.args.input_embedding_scale
-    shares = []
+    x = replay.target.embed(block).astype(mx.float32) * drafter.args.input_embedding_scale
+    norms = [*(layer.input_layernorm for layer in drafter.layers), drafter.norm]
+    h, shares = norms[0](x).astype(drafter.dtype), []
     for index, layer in enumerate(drafter.layers):
-        shares.append(_layer_share(layer, h, context, index))
-        h = layer(h, context.layers[index], context.offset)
+        attention, rows = layer.self_attn, context.layers[index]
+        mask = context.mask(index, block.shape[1], attention.window, attention.causal)
+        shares.append(_layer_share(layer, h, rows, context.offset, mask))
+        x, h = layer(x, h, rows, context.offset, mask, norms[index + 1])
     return np.array(mx.stack(shares))
 
 
-def _layer_share(layer: nn.Module, h: mx.array, context: DrafterContext, index: int) -> mx.array:
-    attention, rows = layer.self_attn, context.layers[index]
-    x = layer.input_layernorm(h).astype(layer.input_layernorm.weight.dtype)
+def _layer_share(
+    layer: nn.Module, h: mx.array, rows: LayerContext, position: int, mask: mx.array | None
+) -> mx.array:
+    attention = layer.self_attn
     if "attention_conv" in layer:
-        x, _ = layer.attention_conv.prepare(x)
-    B, L, _ = x.shape
-    queries = attention.q_norm(attention.q_proj(x).reshape(B, L, attention.n_heads, -1))
-    queries = attention.rope(queries.transpose(0, 2, 1, 3), offset=context.offset)
-    mask = block_mask(len(rows), L, attention.window, attention.causal)
-    keys, _ = rows.with_block(*attention.keys_and_values(x, context.offset))
+        h, _ = layer.attention_conv.prepare(h)
+    B, L, _ = h.shape
+    queries = attention.q_norm(attention.q_proj(h).reshape(B, L, attention.n_heads, -1))
+    queries = attention.rope(queries.transpose(0, 2, 1, 3), offset=position)
+    keys, _ = rows.with_block(*attention.keys_and_values(h, position))
     keys = mx.repeat(keys, attention.n_heads // attention.n_kv_heads, axis=1)
     scores = (queries @ keys.swapaxes(-1, -2)).astype(mx.float32) * attention.scale
     if mask is not None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from .. import embedded
 from ..checkpoint import resolve
 from ..drafter import Drafter
 from ..load import load_drafter
+from ..load_pair import pair_paths
 from ..machine import environment, fingerprint
-from ..registry import default_drafter, model_name
+from ..registry import model_name
 from ..variants import without_selector
 from .arms import Arm, lacks_selector
 from .compare import FORMAT, KIND
@@ -21,16 +21,6 @@ from .parity import compare_tokens
 from .phases import time_phases
 from .recall import recall_table
 from .summary import by_suite, mean_of
-
-
-def paths_of(model: str | None, draft_model: str | None) -> dict[str, str | Path]:
-    """Where target and drafter come from, the embedded pair if no target is named."""
-    if model is None:
-        return {
-            "target": embedded.target_path(),
-            "drafter": draft_model or embedded.drafter_path(),
-        }
-    return {"target": model, "drafter": draft_model or default_drafter(model)}
 
 
 def prepare_drafters(
@@ -71,7 +61,7 @@ def models_of(
     model: str | None, draft_model: str | None, dflash1_model: str | None, draft_lm: str | None
 ) -> dict[str, Any]:
     """Name and fingerprint of every model in use."""
-    paths = paths_of(model, draft_model)
+    paths = dict(zip(("target", "drafter"), pair_paths(model, draft_model), strict=True))
     paths |= {"DFlash 1": dflash1_model, "draft model": draft_lm}
     return {
         role: {"name": model_name(path), "fingerprint": fingerprint(resolve(path))}

@@ -2,23 +2,23 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from .. import embedded
 from ..arguments import add_draft_model_arguments
 from ..benchmark.data import encode, read_rows
 from ..console import note, run
-from ..load_pair import load_pair
+from ..load_pair import load_pair, pair_paths
 from ..machine import chip_name, memory_size
 from ..machine import environment as machine
-from ..registry import default_drafter
 from ..teacher_forced import write_text
 from . import environment, plan
 from .chips import find_chip
+from .kernels import DEFAULT_REPEATS, doctor_kernels
 from .trace import DEFAULT_ANCHORS, bisect
 from .trials import likely_masks
 
@@ -41,6 +41,9 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", type=Path, help="Also write the lines to this file")
     _add_plan(parser.add_argument_group("what a pair should bring"))
     _add_trace(parser.add_argument_group("which stage is at fault"))
+    group = parser.add_argument_group("whether the Metal kernels are right")
+    group.add_argument("--kernels", action="store_true", help="Check and time every Metal kernel")
+    group.add_argument("--repeats", type=int, help=f"Launches to time (default: {DEFAULT_REPEATS})")
     return parser
 
 
@@ -65,16 +68,13 @@ def _add_trace(group: argparse._ArgumentGroup):
 
 
 PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
+KERNELS = {"repeats": DEFAULT_REPEATS}
 TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAULT_ANCHORS}
 
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
-    model, draft_model = args.model, args.draft_model
-    if model is None:
-        model, draft_model = embedded.target_path(), draft_model or embedded.drafter_path()
-    found = plan.read_plan(
-        model, draft_model or default_drafter(model), args.draft_bits, args.acceptance_length
-    )
+    paths = pair_paths(args.model, args.draft_model)
+    found = plan.read_plan(*paths, args.draft_bits, args.acceptance_length)
     chip = find_chip(chip_name())
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = mx.device_info().get("max_recommended_working_set_size") or memory_size()
@@ -93,6 +93,11 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _command(args: argparse.Namespace):
+    _settle(args, KERNELS, args.kernels, "--kernels")
+    if args.kernels:
+        for name in ("model", "draft_model", "json", "trace"):
+            if getattr(args, name):
+                raise ValueError(f"--{name.replace('_', '-')} has no effect with --kernels.")
     pair = args.model is not None or args.draft_model is not None
     _settle(args, TRACE, args.trace, "--trace")
     _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
@@ -100,6 +105,8 @@ def _command(args: argparse.Namespace):
         raise ValueError("--draft-bits has an effect only with a pair.")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
+    if args.kernels:
+        sys.exit(min(doctor_kernels(args.repeats), 1))
     if args.trace:
         found = _trace(args)
     else:

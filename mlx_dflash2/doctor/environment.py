@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import mlx.core as mx
 from huggingface_hub import constants
 
 from ..machine import environment
 from .chips import find_chip
+from .kernels import why_no_kernels
 
 PACKAGE = "mlx-dflash2"
 
@@ -54,10 +54,10 @@ def _version_problems(versions: dict[str, str | None]) -> Iterator[str]:
 
 
 def _kernels() -> Iterator[str]:
-    if mx.metal.is_available():
-        yield "Metal: available"
+    if (reason := why_no_kernels()) is None:
+        yield "Metal kernels: available"
     else:
-        yield "Metal: not available on this machine, so no kernel is; plain MLX does their work"
+        yield f"Metal kernels: none, plain MLX does their work: {' '.join(reason.split())}"
 
 
 def _disk() -> Iterator[str]:

@@ -13,6 +13,8 @@ from ..accept import accept_greedy
 from ..drafter import Drafter
 from ..targets import bind
 
+# Primitives that take a part of their input.
+_PARTS = ("Gather", "Split")
 _EDGE = re.compile(r'"(\w+)" -> (\d+)')
 _NODE = re.compile(r'(\d+) \[label ="(\w+)"')
 
@@ -28,7 +30,7 @@ def touched(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: in
 
     Returns:
         Counter: ``(name, whole)`` to a number of reads; ``whole`` is false where only some rows
-        are looked up.
+        are looked up or a part is taken.
     """
     outputs = _round(model, drafter, prompt, width)
     weights = parameters(model, drafter)
@@ -40,7 +42,7 @@ def touched(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: in
     reads = Counter()
     for source, node in _EDGE.findall(text.getvalue()):
         if source in labels:
-            reads[labels[source], kinds[node] != "Gather"] += 1
+            reads[labels[source], kinds[node] not in _PARTS] += 1
     return reads
 
 
@@ -51,7 +53,7 @@ def parameters(model: nn.Module, drafter: Drafter) -> dict[str, mx.array]:
 
 
 def touched_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> int:
-    """Bytes of the weights that a round reads as a whole; single rows looked up are left out."""
+    """Bytes of the weights that a round reads as a whole; parts of them are left out."""
     weights = parameters(model, drafter)
     reads = touched(model, drafter, prompt, width)
     return sum(weights[name].nbytes * count for (name, whole), count in reads.items() if whole)

@@ -1,7 +1,7 @@
 """Text and tokens from a target with a drafter, in mlx-lm's own terms."""
 
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -15,8 +15,9 @@ from ..decoder import Decoder
 from ..drafter import Proposer
 from ..judge import Judge
 from ..kv_quantization import KVQuantization
+from ..prompt_cache import DFlashPromptCache
 from ..stats import Stats
-from ..text import encode_prompt, responses
+from ..text import StopStrings, encode_prompt, responses
 
 DEFAULT_MAX_TOKENS = 256
 DEFAULT_PREFILL_STEP_SIZE = 2048
@@ -36,7 +37,7 @@ def dflash_generate_step(
     block_size: int | None = None,
     verify_width: int | None = None,
     max_kv_size: int | None = None,
-    prompt_cache: list[Any] | None = None,
+    prompt_cache: list[Any] | DFlashPromptCache | None = None,
     prefill_step_size: int = DEFAULT_PREFILL_STEP_SIZE,
     kv_bits: int | None = None,
     kv_group_size: int = 64,
@@ -67,9 +68,9 @@ def dflash_generate_step(
           ``block_size``. Default: ``block_size``.
         max_kv_size (int, optional): Maximum size of the key-value cache; as in mlx-lm it applies
           where no ``prompt_cache`` is given and the model does not make its own caches.
-        prompt_cache (list, optional): The target's caches for what comes before the prompt.
-          They are updated in place: when the generator ends or is closed they cover exactly
-          the prompt and the yielded tokens.
+        prompt_cache (list or DFlashPromptCache, optional): The caches of what comes before the
+          prompt: the target's, or also the drafter's context. They are updated in place: when the
+          generator ends or is closed they cover exactly the prompt and the yielded tokens.
         prefill_step_size (int): Prompt tokens to process at a time. Default: ``2048``.
         kv_bits, kv_group_size, quantized_kv_start (int): Quantisation of the key-value cache, as
           in mlx-lm.
@@ -130,6 +131,8 @@ def stream_generate(
     max_tokens: int = DEFAULT_MAX_TOKENS,
     draft_model: Proposer | None = None,
     stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    *,
+    stop: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
     """A generator of text segments, as :func:`mlx_lm.stream_generate`.
@@ -141,6 +144,8 @@ def stream_generate(
         max_tokens (int): The most tokens to generate; ``-1`` for no limit. Default: ``256``.
         draft_model (Proposer, optional): The drafter. Default: ``None``, which is
           :func:`mlx_lm.stream_generate` itself.
+        stop (str or list of str, optional): Texts that end the answer. No part of one is ever
+          shown; generation, its counts and the caches end with the token that completes it.
         kwargs: The remaining options of :func:`dflash_generate_step`.
 
     Yields:
@@ -150,7 +155,10 @@ def stream_generate(
     Raises:
         ValueError: as :func:`dflash_generate_step`, or for ``max_tokens`` 0.
     """
+    stops = StopStrings(stop)
     if draft_model is None:
+        if stop:
+            raise ValueError("`stop` needs a `draft_model`: mlx-lm itself has no stop strings.")
         yield from mlx_lm.stream_generate(
             model, tokenizer, prompt, max_tokens, stream=stream, **kwargs
         )
@@ -164,7 +172,7 @@ def stream_generate(
         prompt, model, draft_model, stream, max_tokens=max_tokens, **kwargs
     )
     with wired_limit(model, [stream]), closing(steps):
-        yield from responses(steps, tokenizer, prompt.size, max_tokens)
+        yield from responses(steps, tokenizer, prompt.size, max_tokens, stops)
 
 
 def generate(

@@ -1,17 +1,39 @@
 """The `mlx_dflash2.generate` command."""
 
 import argparse
+import json
 import sys
 
-import mlx.core as mx
 from mlx_lm.generate import str2bool
 
-from ..arguments import add_drafting_arguments, add_model_arguments, add_prompt_arguments
+from ..arguments import (
+    CACHE,
+    DRAFTING,
+    add_cache_arguments,
+    add_drafting_arguments,
+    add_max_tokens_argument,
+    add_model_arguments,
+    add_prompt_arguments,
+    add_refused_arguments,
+    add_sampling_arguments,
+    add_stop_argument,
+    load_arguments,
+    named,
+    safetensors_file,
+    sampling_options,
+)
 from ..console import note, prefill_progress, run
-from ..load_pair import load_pair
+from ..load_pair import Pair, load_pair
+from ..prompt_cache import DFlashPromptCache, saved_metadata
 from ..stats import Stats
 from ..text import chat_prompt
-from .api import DEFAULT_PREFILL_STEP_SIZE, stream_generate
+from .api import stream_generate
+
+REFUSED = {
+    "--image": "images are not drafted for; use mlx_lm.generate",
+    "--num-draft-tokens": "a DFlash drafter drafts a block; see --block-size, --verify-width",
+    "--use-default-chat-template": "it has no effect in mlx-lm either; leave it out",
+}
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -22,21 +44,24 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     add_prompt_arguments(parser)
     add_drafting_arguments(parser)
+    add_max_tokens_argument(parser, 100)
+    add_sampling_arguments(parser)
+    add_cache_arguments(parser)
+    add_stop_argument(parser)
     parser.add_argument(
-        "--max-tokens",
-        "-m",
-        type=int,
-        default=100,
-        help="Maximum number of tokens to generate, -1 for no limit (default: %(default)s)",
+        "--prompt-cache-file",
+        default=None,
+        help="A file of saved caches to go on from, written by mlx_lm.cache_prompt or by "
+        "--save-prompt-cache",
     )
     parser.add_argument(
-        "--prefill-step-size",
-        type=int,
-        default=DEFAULT_PREFILL_STEP_SIZE,
-        help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
-        "during prefill (default: %(default)s)",
+        "--save-prompt-cache",
+        type=safetensors_file,
+        default=None,
+        metavar="FILE",
+        help="Write the caches, which then cover the prompt and the answer, to a .safetensors file",
     )
-    parser.add_argument("--seed", type=int, default=None, help="PRNG seed")
+    add_refused_arguments(parser, REFUSED)
     parser.add_argument(
         "--verbose",
         type=str2bool,
@@ -47,48 +72,76 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _command(args: argparse.Namespace):
-    if args.seed is not None:
-        mx.random.seed(args.seed)
     # Read before the models are: an empty prompt should not have to wait for them.
     prompt = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    pair = load_pair(
-        args.model,
-        args.draft_model,
-        draft_bits=args.draft_bits,
-        adapter_path=args.adapter_path,
-        tokenizer_config={"trust_remote_code": args.trust_remote_code},
-        model_config={"quantize_activations": args.quantize_activations},
-        trust_remote_code=args.trust_remote_code,
-    )
+    saved = saved_metadata(args.prompt_cache_file) if args.prompt_cache_file else {}
+    loading = load_arguments(args)
+    if args.prompt_cache_file:
+        loading["model"] = same_model(args.model, saved.get("model"))
+    saved_config = json.loads(saved.get("tokenizer_config", "{}"))
+    loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
+    pair = load_pair(**loading)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
-    prompt = chat_prompt(
+    tokens = chat_prompt(
         pair.tokenizer,
         prompt,
         system_prompt=args.system_prompt,
         prefill_response=args.prefill_response,
         use_template=not args.ignore_chat_template,
         template_config=args.chat_template_config,
+        suffix_only=bool(args.prompt_cache_file),
     )
+    cache = None
+    if args.prompt_cache_file:
+        cache, _ = DFlashPromptCache.load(args.prompt_cache_file, pair.model, pair.drafter)
+    elif args.save_prompt_cache:
+        cache = DFlashPromptCache(pair.model, pair.drafter, args.max_kv_size)
+    _print_answer(args, pair, tokens, cache)
+    if args.save_prompt_cache:
+        config = json.dumps({"trust_remote_code": args.trust_remote_code})
+        cache.save(args.save_prompt_cache, {"model": pair.name, "tokenizer_config": config})
+
+
+def _print_answer(
+    args: argparse.Namespace, pair: Pair, tokens: list[int], cache: DFlashPromptCache | None
+):
+    options = named(args, CACHE + DRAFTING) | sampling_options(args, pair.tokenizer)
+    if cache is not None and not args.prompt_cache_file:
+        # The fresh cache was made with it.
+        options["max_kv_size"] = None
     stats = Stats()
     with prefill_progress() as progress:
         for response in stream_generate(
             pair.model,
             pair.tokenizer,
-            prompt,
+            tokens,
             args.max_tokens,
             draft_model=pair.drafter,
-            block_size=args.block_size,
-            verify_width=args.verify_width,
-            prefill_step_size=args.prefill_step_size,
+            stop=args.stop,
+            prompt_cache=cache,
             prompt_progress_callback=progress,
             stats=stats,
+            **options,
         ):
             print(response.text, end="", flush=True)
     print()
     if args.verbose:
         note(stats.summary())
+
+
+def same_model(model: str | None, saved: str | None) -> str | None:
+    """The model to use with a prompt cache: the one that the cache was made with.
+
+    Raises:
+        ValueError: if another one is asked for, or neither is known.
+    """
+    if model is None and saved is None:
+        raise ValueError("The prompt cache does not name its model: give it with `--model`.")
+    if model is not None and saved is not None and model != saved:
+        raise ValueError(f"`--model` is {model} but the prompt cache was made with {saved}.")
+    return model if saved is None else saved
 
 
 def main():

@@ -1,8 +1,26 @@
-"""The package's array ops, one a file: ``op_ops`` is the plain MLX form, ``op`` the one to call."""
+"""The package's array ops, one a file.
 
+``op_ops`` is the plain MLX form, ``op_kernel`` the Metal kernel, ``op`` the one to call: it takes
+the kernel where a launch has shown that it runs.
+"""
+
+from ._common import PlainFormWarning, active_kernels
+from .gated_delta_verify import gated_delta_verify
 from .grouped_conv import grouped_conv
+from .grouped_conv_norm import grouped_conv_norm
 from .pair_score import pair_score
+from .pair_walk import pair_walk
 from .path_walk import path_walk
 from .top_k import top_k
 
-__all__ = ["grouped_conv", "pair_score", "path_walk", "top_k"]
+__all__ = [
+    "PlainFormWarning",
+    "active_kernels",
+    "gated_delta_verify",
+    "grouped_conv",
+    "grouped_conv_norm",
+    "pair_score",
+    "pair_walk",
+    "path_walk",
+    "top_k",
+]

@@ -2,6 +2,11 @@
 
 import mlx.core as mx
 
+from ._common import MAX_K, build, pattern, scalar, unused, use_kernel
+
+HEADERS = ("order.h", "choose.h")
+OUTPUTS = ("tokens", "choices", "q")
+
 
 def path_walk_ops(
     scores: mx.array,
@@ -25,8 +30,7 @@ def path_walk_ops(
       - q: [B, L, K] float32, the distribution that each step drew from
     """
     B, L, K, _ = scores.shape
-    if temperature > 0 and uniforms is None:
-        raise ValueError("`uniforms` are required when `temperature` is above 0.")
+    _check(temperature, uniforms)
     choice = mx.zeros((B, 1), dtype=mx.uint32)
     choices, rows = [], []
     for t in range(L):
@@ -45,4 +49,61 @@ def path_walk_ops(
     return tokens, choices, mx.stack(rows, axis=1)
 
 
-path_walk = path_walk_ops
+def _check(temperature: float, uniforms: mx.array | None) -> None:
+    if temperature > 0 and uniforms is None:
+        raise ValueError("`uniforms` are required when `temperature` is above 0.")
+
+
+def drawing_inputs(temperature: float, uniforms: mx.array | None) -> list[mx.array]:
+    """The inputs that only a sampled walk reads."""
+    _check(temperature, uniforms)
+    return [scalar(temperature), uniforms if temperature > 0 else unused(mx.float32)]
+
+
+def output_spec(candidates: mx.array) -> dict[str, list]:
+    B, L, K = candidates.shape
+    return {
+        "output_shapes": [(B, L), (B, L), (B, L, K)],
+        "output_dtypes": [candidates.dtype, mx.uint32, mx.float32],
+    }
+
+
+def path_walk_kernel(
+    scores: mx.array,
+    candidates: mx.array,
+    temperature: float = 0.0,
+    uniforms: mx.array | None = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """As :func:`path_walk_ops`, in one launch. NaN counts as -infinity."""
+    B, _, K = candidates.shape
+    names = ("scores", "candidates", "temperature", "uniforms")
+    return tuple(
+        build("path_walk", names, OUTPUTS, HEADERS)(
+            inputs=[scores, candidates, *drawing_inputs(temperature, uniforms)],
+            template=[("K", K), ("SAMPLED", temperature > 0)],
+            grid=(32, B, 1),
+            threadgroup=(32, 1, 1),
+            **output_spec(candidates),
+        )
+    )
+
+
+def path_walk(
+    scores: mx.array,
+    candidates: mx.array,
+    temperature: float = 0.0,
+    uniforms: mx.array | None = None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """:func:`path_walk_kernel` where it runs, else :func:`path_walk_ops`."""
+    form = path_walk_ops
+    K = candidates.shape[-1]
+    if K <= MAX_K and candidates.size > 0:
+        specialisation = (K, candidates.dtype, temperature > 0)
+
+        def example() -> tuple:
+            ids = mx.arange(2 * K).reshape(1, 2, K).astype(candidates.dtype)
+            return pattern((1, 2, K, K)), ids, temperature, mx.array([[0.3, 0.7]])
+
+        if use_kernel(path_walk_kernel, path_walk_ops, specialisation, example):
+            form = path_walk_kernel
+    return form(scores, candidates, temperature, uniforms)

@@ -2,6 +2,11 @@
 
 import mlx.core as mx
 
+from ._common import MAX_K, build, pattern, scalar, unused, use_kernel
+
+_THREADS = 256
+_MAX_PER_THREAD = 32
+
 
 def top_k_ops(
     logits: mx.array,
@@ -50,4 +55,80 @@ def _stable_descending(values: mx.array) -> mx.array:
     return mx.argsort(ahead.astype(mx.int32).sum(axis=-1), axis=-1)
 
 
-top_k = top_k_ops
+def top_k_kernel(
+    logits: mx.array,
+    k: int,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
+) -> tuple[mx.array, mx.array]:
+    """As :func:`top_k_ops`, in one launch, or two where a row is shared by several threadgroups.
+
+    NaN counts as -infinity. Errors: ``ValueError`` unless 1 <= k <= 64 and k <= V.
+    """
+    vocab_size = logits.shape[-1]
+    if not 1 <= k <= min(vocab_size, MAX_K):
+        raise ValueError(f"`k` has to be in [1, {min(vocab_size, MAX_K)}] but is {k}.")
+    x = logits.reshape(-1, vocab_size)
+    shards = -(-vocab_size // (_THREADS * _MAX_PER_THREAD))
+    values, ids = _launch(x, None, shards, k, multiplier, softcap, last=shards == 1)
+    if shards > 1:
+        rows = values.reshape(-1, shards * k), ids.reshape(-1, shards * k)
+        values, ids = _launch(*rows, 1, k, multiplier, softcap, last=True)
+    shape = (*logits.shape[:-1], k)
+    return values.reshape(shape), ids.reshape(shape)
+
+
+def _launch(
+    x: mx.array,
+    ids: mx.array | None,
+    shards: int,
+    k: int,
+    multiplier: float,
+    softcap: float | None,
+    last: bool,
+) -> list[mx.array]:
+    rows, size = x.shape
+    kernel = build(
+        "top_k", ("x", "ids", "multiplier", "softcap"), ("values", "winners"), ("order.h",)
+    )
+    return kernel(
+        inputs=[
+            x,
+            unused(mx.uint32) if ids is None else ids,
+            scalar(multiplier),
+            scalar(softcap or 1.0),
+        ],
+        template=[
+            ("T", x.dtype),
+            ("K", k),
+            ("THREADS", _THREADS),
+            ("PER", -(-size // (shards * _THREADS))),
+            ("MERGE", ids is not None),
+            ("LAST", last),
+            ("CAPPED", bool(softcap)),
+        ],
+        grid=(_THREADS * shards, rows, 1),
+        threadgroup=(_THREADS, 1, 1),
+        output_shapes=[(rows, shards, k)] * 2,
+        output_dtypes=[mx.float32, mx.uint32],
+    )
+
+
+def top_k(
+    logits: mx.array,
+    k: int,
+    multiplier: float = 1.0,
+    softcap: float | None = None,
+) -> tuple[mx.array, mx.array]:
+    """:func:`top_k_kernel` where it runs, else :func:`top_k_ops`."""
+    vocab_size = logits.shape[-1]
+    form = top_k_ops
+    if 1 <= k <= min(vocab_size, MAX_K) and logits.size > 0:
+        specialisation = (logits.dtype, vocab_size, k, bool(softcap))
+
+        def example() -> tuple:
+            return pattern((1, vocab_size), logits.dtype), k, multiplier, softcap
+
+        if use_kernel(top_k_kernel, top_k_ops, specialisation, example):
+            form = top_k_kernel
+    return form(logits, k, multiplier, softcap)

@@ -1,11 +1,15 @@
 """Gated-delta layers run with a record of their recurrence, so that any of the rows can be kept."""
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.gated_delta import gated_delta_update, normalize_qk
+from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
+
+from ..kernels.gated_delta_verify import Past, gated_delta_verify, has_kernel
 
 # The l2 norm's epsilon of these layers in mlx-lm.
 QK_EPS = 1e-6
@@ -19,6 +23,8 @@ class GatedDeltaRecord:
     conv_input: mx.array
     inputs: tuple[mx.array, ...]
     state: mx.array | None
+    kept: int = 0
+    replayed: mx.array | None = None
 
     def replay(self, keep: int) -> tuple[mx.array, mx.array]:
         """Conv window and state after the first ``keep`` rows; no projection is read again."""
@@ -28,18 +34,55 @@ class GatedDeltaRecord:
         _, state = gated_delta_update(
             *rows, mixer.A_log, mixer.dt_bias, self.state, use_kernel=not mixer.training
         )
+        self.kept, self.replayed = keep, state
         return mx.contiguous(window), state
+
+    @cached_property
+    def past(self) -> Past:
+        """The rows as :func:`gated_delta_verify` takes them."""
+        _, k, v, a, b = self.inputs
+        return k, v, compute_g(self.mixer.A_log, a, self.mixer.dt_bias), mx.sigmoid(b)
+
+    def verify(self, latest: "GatedDeltaRecord | None") -> mx.array | None:
+        """The rows' outputs by the verify kernel, or ``None`` where that does not run.
+
+        If the state is the one that ``latest`` left to be replayed, this does it in passing: the
+        state itself, which no one else has asked for, is then never computed.
+        """
+        q = self.inputs[0]
+        _, _, Hv, Dv = self.inputs[2].shape
+        state = self.state
+        if state is None:
+            state = mx.zeros((q.shape[0], Hv, Dv, q.shape[-1]), dtype=mx.float32)
+        if self.mixer.training or not has_kernel(q, *self.past, state):
+            return None
+        past, kept = self.past, 0
+        if latest is not None and latest.replayed is state:
+            past, kept, state = latest.past, latest.kept, latest.state
+        kept = mx.array([kept] * q.shape[0], mx.int32)
+        output, self.state = gated_delta_verify(q, *self.past, state, past, kept)
+        return output
+
+
+# The last record of each cache whose state it left to be replayed.
+Records = WeakKeyDictionary[ArraysCache, GatedDeltaRecord]
 
 
 def run_mixer(
-    mixer: nn.Module, qkv: mx.array, z: mx.array, b: mx.array, a: mx.array, cache: Any
+    mixer: nn.Module,
+    qkv: mx.array,
+    z: mx.array,
+    b: mx.array,
+    a: mx.array,
+    cache: ArraysCache,
+    records: Records,
 ) -> tuple[mx.array, GatedDeltaRecord]:
     """The layer's mixer from its projected rows on.
 
     Shapes:
       - qkv: [B, L, 2 * Hk * Dk + Hv * Dv], the rows that enter the convolution
       - z: [B, L, Hv, Dv]; a, b: [B, L, Hv]
-      - cache: the layer's ``ArraysCache``: conv window and state, updated in place
+      - cache: the layer's conv window and state, updated in place
     """
     B, L, _ = qkv.shape
     conv_state, state = cache[0], cache[1]
@@ -53,8 +96,13 @@ def run_mixer(
     k = k.reshape(B, L, mixer.num_k_heads, mixer.head_k_dim)
     v = v.reshape(B, L, mixer.num_v_heads, mixer.head_v_dim)
     q, k = normalize_qk(q, k, inv_scale=mixer.head_k_dim**-0.5, eps=QK_EPS)
-    output, cache[1] = gated_delta_update(
-        q, k, v, a, b, mixer.A_log, mixer.dt_bias, state, use_kernel=not mixer.training
-    )
-    output = mixer.out_proj(mixer.norm(output, z).reshape(B, L, -1))
-    return output, GatedDeltaRecord(mixer, conv_input, (q, k, v, a, b), state)
+    record = GatedDeltaRecord(mixer, conv_input, (q, k, v, a, b), state)
+    output = record.verify(records.get(cache))
+    if output is None:
+        output, cache[1] = gated_delta_update(
+            q, k, v, a, b, mixer.A_log, mixer.dt_bias, state, use_kernel=not mixer.training
+        )
+    else:
+        _, cache[1] = record.replay(L)
+        records[cache] = record
+    return mixer.out_proj(mixer.norm(output, z).reshape(B, L, -1)), record

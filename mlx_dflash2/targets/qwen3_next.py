@@ -7,11 +7,15 @@ import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask, create_ssm_mask
 
 from . import base
-from .gated_delta import run_mixer
+from .gated_delta import Records, run_mixer
 
 
 class HybridTarget(base.Target):
     """Layers that are either recurrent (``is_linear``) or attend to everything."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__(model)
+        self.records = Records()
 
     def layer_inputs(self, tokens: mx.array, h: mx.array, cache: list[Any]) -> dict[bool, Any]:
         masks = {}
@@ -29,7 +33,8 @@ class HybridTarget(base.Target):
 
     def run_recorded(self, layer: nn.Module, h: mx.array, cache: Any):
         mixer = layer.linear_attn
-        r, record = run_mixer(mixer, *self.project(mixer, layer.input_layernorm(h)), cache)
+        rows = self.project(mixer, layer.input_layernorm(h))
+        r, record = run_mixer(mixer, *rows, cache, self.records)
         h = h + r
         return h + layer.mlp(layer.post_attention_layernorm(h)), record
 

@@ -1,0 +1,96 @@
+"""Checks the Metal kernels on this machine, on the inputs that the tests use."""
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from ..kernels import _common
+from ..kernels.cases import Case, all_cases, largest_error
+
+DEFAULT_REPEATS = 20
+
+
+class Result(NamedTuple):
+    """A kernel on one set of inputs.
+
+    ``error`` is in units of the tolerance: at most 1 is right; times are in microseconds.
+    ``failure`` is what MLX said if the kernel did not run.
+    """
+
+    case: Case
+    dtype: mx.Dtype
+    error: float
+    kernel_time: float
+    plain_time: float
+    failure: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        return self.failure is None and self.error <= 1
+
+
+def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result:
+    """Run a case's kernel against its reference, and time it against its plain form."""
+    kernel, plain = case.forms()
+    arguments = case.make(dtype)
+    try:
+        outputs = kernel(*arguments)
+        mx.eval(outputs)
+    except (RuntimeError, ValueError) as error:
+        return Result(case, dtype, float("nan"), float("nan"), float("nan"), str(error))
+    outputs = (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
+    error = largest_error(outputs, case.expected(arguments))
+    times = (_microseconds(form, arguments, repeats) for form in (kernel, plain))
+    return Result(case, dtype, error, *times)
+
+
+def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
+    mx.eval(form(*arguments))
+    start = time.perf_counter()
+    for _ in range(repeats):
+        mx.eval(form(*arguments))
+    return (time.perf_counter() - start) / repeats * 1e6
+
+
+def check_kernels(repeats: int = DEFAULT_REPEATS) -> Iterator[Result]:
+    """All cases of all kernels in all their dtypes."""
+    for case in all_cases():
+        for dtype in case.dtypes:
+            yield check(case, dtype, repeats)
+
+
+def why_no_kernels() -> str | None:
+    """Why this machine's default device runs no kernel, or ``None``."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _common.KernelSet().unavailable
+
+
+_ROW = "{:<20} {:<36} {:<9} {:>9} {:>11} {:>10}  {}"
+
+
+def print_row(result: Result):
+    """One line of the table."""
+    kernel, shape = result.case.kernel, result.case.shape
+    dtype = str(result.dtype).split(".")[-1]
+    verdict = result.failure or ("ok" if result.passed else "WRONG")
+    numbers = (result.error, result.kernel_time, result.plain_time)
+    print(_ROW.format(kernel, shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
+
+
+def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
+    """Print the table of all kernels; the number of cases that did not pass, 1 without Metal."""
+    if reason := why_no_kernels():
+        print(f"No Metal kernel runs on this machine: {reason}")
+        return 1
+    print(f"MLX {mx.__version__} on {mx.default_device()}; error in units of the tolerance")
+    print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
+    failed = 0
+    for result in check_kernels(repeats):
+        print_row(result)
+        failed += not result.passed
+    print(f"{failed} failed" if failed else "all kernels are right")
+    return failed

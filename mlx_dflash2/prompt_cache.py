@@ -1,0 +1,199 @@
+"""What a conversation keeps between turns: the target's caches and the drafter's context."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.utils import common_prefix_len
+
+from .drafter import Drafter, Proposer
+from .rollback import Checkpoint, check_caches, drops_rows, num_cached
+
+MAX_CHECKPOINTS = 4
+_METADATA = "mlx_dflash2"
+
+
+class DFlashPromptCache:
+    """Target caches and drafter context of one conversation, and the tokens that they cover.
+
+    Give it as ``prompt_cache``; before each turn, :meth:`reuse` tells what of the prompt is new.
+    Caches that cannot be trimmed are remembered at the end of each prompt and each answer, and
+    go back to the latest of those places that a new prompt shares.
+
+    Args:
+        model (nn.Module): The target.
+        draft_model (Proposer): The drafter.
+        max_kv_size (int, optional): As in mlx-lm.
+
+    Attributes:
+        caches (list): The target's caches; plain mlx-lm can go on with them.
+        tokens (list of int): The tokens that they cover, as far as known.
+        context: The drafter's context.
+    """
+
+    def __init__(self, model: nn.Module, draft_model: Proposer, max_kv_size: int | None = None):
+        self.model, self.draft_model, self.max_kv_size = model, draft_model, max_kv_size
+        self.caches = make_prompt_cache(model, max_kv_size)
+        check_caches(self.caches)
+        self.context = draft_model.make_context()
+        self.tokens: list[int] = []
+        self.checkpoints = [Checkpoint(self.caches)]
+
+    def __len__(self) -> int:
+        return num_cached(self.caches)
+
+    def reuse(self, prompt: Sequence[int]) -> mx.array:
+        """Go back to the longest prefix that the cache shares with a prompt.
+
+        Args:
+            prompt (sequence of int): All tokens from the beginning of the conversation.
+
+        Returns:
+            mx.array: The tokens that are left to be processed, at least one.
+
+        Raises:
+            ValueError: if the prompt is empty.
+        """
+        prompt = list(prompt)
+        if not prompt:
+            raise ValueError("`prompt` is empty.")
+        shared = min(common_prefix_len(self.tokens, prompt), len(prompt) - 1)
+        if shared < len(self) or not self.caches:
+            self._go_back(shared)
+        return mx.array(prompt[len(self) :], dtype=mx.uint32)
+
+    def _go_back(self, length: int):
+        """Cover at most the first ``length`` tokens: as many as the caches allow."""
+        usable = [c for c in self.checkpoints if c.length <= length and c.fits(self.caches)]
+        if self.caches and all(cache.is_trimmable() for cache in self.caches):
+            for cache in self.caches:
+                cache.trim(len(self) - length)
+        elif usable:
+            usable[-1].restore(self.caches)
+        else:
+            self.caches[:] = make_prompt_cache(self.model, self.max_kv_size)
+        self.checkpoints = [c for c in self.checkpoints if c.length <= len(self)]
+        self.tokens = self.tokens[: len(self)]
+        self.context = self._trimmed_context(len(self))
+
+    def _trimmed_context(self, length: int) -> Any:
+        # A drafter's context that cannot be cut starts cold: slower, never wrong.
+        if hasattr(self.context, "trim_to"):
+            self.context.trim_to(length)
+            return self.context
+        return self.draft_model.make_context()
+
+    def context_for(self, draft_model: Proposer) -> Any:
+        """The context, or a cold one if another drafter is to go on."""
+        if draft_model is not self.draft_model:
+            self.draft_model, self.context = draft_model, draft_model.make_context()
+        return self.context
+
+    def append(self, tokens: Sequence[int]):
+        """Note tokens that were added to the caches."""
+        if len(self.tokens) + len(tokens) == len(self):
+            self.tokens += tokens
+
+    def checkpoint(self):
+        """Remember this place, if there are caches that cannot always be trimmed back to it."""
+        if not all(drops_rows(cache) for cache in self.caches):
+            self.checkpoints = [c for c in self.checkpoints if c.length < len(self)]
+            first, *later = [*self.checkpoints, Checkpoint(self.caches)]
+            self.checkpoints = [first, *later[-MAX_CHECKPOINTS:]]
+
+    def save(self, file: str | Path, metadata: dict[str, str] | None = None):
+        """Write everything to a safetensors file, which mlx-lm can read too.
+
+        Args:
+            file (str or Path): A ``.safetensors`` file.
+            metadata (dict, optional): mlx_lm.generate expects ``model`` and ``tokenizer_config``.
+        """
+        own = {
+            "tokens": self.tokens,
+            "offset": getattr(self.context, "offset", 0),
+            "drafter": fingerprint(self.draft_model),
+        }
+        metadata = (metadata or {}) | {_METADATA: json.dumps(own)}
+        save_prompt_cache(str(file), self.caches, metadata)
+        # The context goes behind the caches: mlx-lm reads as many entries as it knows classes of.
+        arrays, metadata = mx.load(str(file), return_metadata=True)
+        context = enumerate(_context_arrays(self.context))
+        arrays |= {f"{len(self.caches)}.{i}": array for i, array in context}
+        mx.eval(arrays)
+        mx.save_safetensors(str(file), arrays, metadata)
+
+    @classmethod
+    def load(
+        cls, file: str | Path, model: nn.Module, draft_model: Proposer
+    ) -> tuple["DFlashPromptCache", dict[str, str]]:
+        """Read a file of :meth:`save`, or one that mlx-lm wrote, where the drafter starts cold.
+
+        Returns:
+            tuple: The cache, and the file's metadata.
+
+        Raises:
+            FileNotFoundError: if the file is not there.
+            ValueError: if it is no prompt cache, or of another model.
+        """
+        saved_metadata(file)
+        caches, metadata = load_prompt_cache(str(file), return_metadata=True)
+        own = json.loads(metadata.pop(_METADATA, "{}"))
+        self = cls(model, draft_model)
+        if len(caches) != len(self.caches):
+            raise ValueError(
+                f"The prompt cache {file} has {len(caches)} caches but the model has "
+                f"{len(self.caches)}."
+            )
+        self.caches[:] = caches
+        check_caches(self.caches)
+        self.tokens = own.get("tokens", [])
+        self.checkpoints = [Checkpoint(self.caches)]
+        if own.get("drafter") == fingerprint(draft_model):
+            self._load_context(mx.load(str(file)), own["offset"])
+        return self, metadata
+
+    def _load_context(self, arrays: dict[str, mx.array], offset: int):
+        prefix = f"{len(self.caches)}."
+        rows = {
+            name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)
+        }
+        if len(rows) == 2 * len(getattr(self.context, "layers", [])):
+            for i, layer in enumerate(self.context.layers):
+                layer.append(rows[str(2 * i)], rows[str(2 * i + 1)])
+            self.context.offset = offset
+
+
+def saved_metadata(file: str | Path) -> dict[str, str]:
+    """The metadata of a saved prompt cache: ``model``, ``tokenizer_config`` and what else.
+
+    Raises:
+        FileNotFoundError: if the file is not there.
+        ValueError: if it is no prompt cache.
+    """
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"There is no prompt cache {file}.")
+    try:
+        _, metadata = mx.load(str(file), return_metadata=True)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{file} is no prompt cache: {error}") from error
+    # mlx-lm stores the caller's metadata as the first of three entries, the classes as the second.
+    if not any(key.startswith("1.") for key in metadata):
+        raise ValueError(f"{file} is no prompt cache.")
+    return {key[2:]: value for key, value in metadata.items() if key.startswith("0.")}
+
+
+def fingerprint(draft_model: Proposer) -> str:
+    """Tells drafters apart whose contexts are not interchangeable."""
+    shape = repr(draft_model.args) if isinstance(draft_model, Drafter) else repr(type(draft_model))
+    return hashlib.sha256(shape.encode()).hexdigest()
+
+
+def _context_arrays(context: Any) -> list[mx.array]:
+    """Keys and values of each layer in turn; none where the drafter is cold."""
+    layers = [layer for layer in getattr(context, "layers", []) if len(layer)]
+    return [array for layer in layers for array in layer.keys_and_values()]

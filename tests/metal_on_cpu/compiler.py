@@ -1,0 +1,269 @@
+"""Metal text -> a shared library, through clang 19; everything is cached by content."""
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import mlx.core as mx
+
+from .lint import POISONED, lint
+from .rewrite import rewrite
+from .source import Generated, KernelText
+
+CXX = "clang++-19"
+SYMBOLIZER = "llvm-symbolizer-19"
+READELF = "readelf"
+HERE = Path(__file__).resolve().parent
+CACHE = Path(tempfile.gettempdir()) / f"metal_on_cpu-{os.getuid()}"
+
+_LANGUAGE = [
+    "-std=c++14",
+    "-nostdinc",
+    "-nostdinc++",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-lax-vector-conversions",
+    # Half and bfloat are rounded after every operation, as on the GPU.
+    *("-Xclang", "-ffloat16-excess-precision=none", "-Xclang", "-fbfloat16-excess-precision=none"),
+    "-ffp-contract=off",
+    "-fno-strict-aliasing",
+    "-ftrivial-auto-var-init=pattern",
+    "-fno-threadsafe-statics",
+    "-fno-omit-frame-pointer",
+    *("-Xclang", "-fconvergent-functions"),
+    "-fPIC",
+    "-ferror-limit=5",
+    "-Wno-unknown-attributes",
+    "-Wno-c++17-extensions",
+    "-Wno-c++20-extensions",
+    "-Wno-duplicate-decl-specifier",
+]
+_STRICT = [
+    "-Wall",
+    "-Wimplicit-float-conversion",
+    "-Werror=vla",
+    "-Werror=return-type",
+    "-Werror=uninitialized",
+    "-Werror=sometimes-uninitialized",
+    "-Wno-unused-variable",
+    "-Wno-unused-function",
+    "-Wno-unused-but-set-variable",
+    "-Wno-sign-compare",
+    "-Wno-switch",
+    "-Wno-parentheses",
+]
+# `check` routes every access through runtime/hooks.cpp; `fast` relies on guard pages and poison.
+MODES = {
+    "check": [
+        *(
+            "-O1",
+            "-gline-tables-only",
+            "-fsanitize=thread",
+            "-mllvm",
+            "-tsan-instrument-func-entry-exit=0",
+        ),
+        *("-mllvm", "-tsan-instrument-read-before-write=1", "-fno-sanitize-link-runtime"),
+        "-fsanitize=array-bounds,shift,integer-divide-by-zero,signed-integer-overflow,"
+        "float-cast-overflow,bool",
+    ],
+    "fast": ["-O1", "-gline-tables-only"],
+}
+_ATTRIBUTES = {
+    "dispatch_quadgroups_per_threadgroup": "t->dispatch_simdgroups * 8",
+    "dispatch_simdgroups_per_threadgroup": "t->dispatch_simdgroups",
+    "dispatch_threads_per_threadgroup": "t->dispatch_threads_per_threadgroup",
+    "grid_origin": "zero",
+    "grid_size": "t->threads_per_grid",
+    "quadgroup_index_in_threadgroup": "t->index_in_threadgroup / 4",
+    "quadgroups_per_threadgroup": "t->simdgroups * 8",
+    "simdgroup_index_in_threadgroup": "t->simdgroup",
+    "simdgroups_per_threadgroup": "t->simdgroups",
+    "thread_execution_width": "32",
+    "thread_index_in_quadgroup": "t->index_in_threadgroup % 4",
+    "thread_index_in_simdgroup": "t->lane",
+    "thread_index_in_threadgroup": "t->index_in_threadgroup",
+    "thread_position_in_grid": "t->position_in_grid",
+    "thread_position_in_threadgroup": "t->position_in_threadgroup",
+    "threadgroup_position_in_grid": "t->threadgroup_position",
+    "threadgroups_per_grid": "t->threadgroups_per_grid",
+    "threads_per_grid": "t->threads_per_grid",
+    "threads_per_simdgroup": "32",
+    "threads_per_threadgroup": "t->threads_per_threadgroup",
+}
+
+
+class MetalError(AssertionError):
+    """What was found wrong with a kernel; ``findings`` holds (kind, text) pairs."""
+
+    def __init__(self, findings: list[tuple[str, str]]):
+        self.findings = findings
+        super().__init__("\n".join(f"[{kind}] {text}" for kind, text in findings))
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of finding, without their texts."""
+        return {kind for kind, _ in self.findings}
+
+
+def missing_tools() -> list[str]:
+    """The programs that the bench needs and this machine has not."""
+    return [tool for tool in (CXX, SYMBOLIZER, READELF) if not shutil.which(tool)]
+
+
+def run(*command: str | Path) -> tuple[int, str]:
+    """Run a program; its exit status and all it printed."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True)
+    return done.returncode, done.stderr + done.stdout
+
+
+def _digest(*parts: str | bytes) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+
+
+def _build(target: Path, *command: str | Path) -> str:
+    """Run a compile that writes ``target`` unless that exists; what the compiler said."""
+    CACHE.mkdir(exist_ok=True, parents=True)
+    partial = target.with_suffix(f".{os.getpid()}")
+    status, said = run(CXX, *command, "-o", partial)
+    if status == 0:
+        partial.rename(target)
+    return said
+
+
+@cache
+def runtime_library() -> Path:
+    """The emulated GPU, built from ``runtime/``."""
+    files = sorted((HERE / "runtime").iterdir())
+    target = CACHE / f"runtime-{_digest(*(f.read_bytes() for f in files))}.so"
+    if not target.exists():
+        sources = [f for f in files if f.suffix == ".cpp"]
+        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-fno-omit-frame-pointer"]
+        # Kernels find libm through this library: linking them against nothing saves time.
+        flags += ["-shared", "-Wl,--no-as-needed", "-lm"]
+        said = _build(target, *flags, *sources)
+        if not target.exists():
+            raise RuntimeError(f"the runtime of the bench does not build:\n{said}")
+    return target
+
+
+def mlx_include() -> Path:
+    """The headers of the installed MLX."""
+    return Path(mx.__file__).parent / "include"
+
+
+@cache
+def _preamble(mode: str) -> tuple[Path, tuple[str, ...], str]:
+    """Precompiled MLX preamble, include flags, and a digest of all that it is made of."""
+    wheel = mlx_include()
+    shim = HERE / "shim"
+    name = "mlx/backend/metal/kernels/utils.h"
+    # Array parameters in an address space parse in Metal only.
+    utils = re.sub(
+        r"(constant const int64_t)( strides)\[\d\]", r"\1*\2", (wheel / name).read_text()
+    )
+    parts = [f.read_bytes() for f in sorted(shim.rglob("*")) if f.is_file()]
+    digest = _digest(utils, *parts, *_LANGUAGE, *MODES[mode])
+    patched = CACHE / digest / name
+    if not patched.exists():
+        patched.parent.mkdir(exist_ok=True, parents=True)
+        patched.write_text(utils)
+    include = tuple(f"-isystem{folder}" for folder in (shim, CACHE / digest, wheel))
+    header = CACHE / f"{digest}.pch"
+    if not header.exists():
+        said = _build(header, *_LANGUAGE, *include, *MODES[mode], "-x", "c++-header", patched)
+        if not header.exists():
+            raise RuntimeError(f"MLX's preamble does not compile:\n{said}")
+    return header, include, digest
+
+
+def _launcher(generated: Generated) -> str:
+    """A plain function that takes the buffers and one thread's place, and calls the kernel."""
+    arguments = []
+    for p in generated.parameters:
+        if p.buffer is not None:
+            arguments.append(f"{'*' if p.by_reference else ''}({p.type}*)buffers[{p.buffer}]")
+        elif p.type == "uint3":
+            v = _ATTRIBUTES[p.name]
+            arguments.append(f"__msl_make_uint3({v}[0], {v}[1], {v}[2])")
+        else:
+            arguments.append(_ATTRIBUTES[p.name])
+    machine = (HERE / "runtime" / "machine.h").read_text()
+    struct = machine[machine.index("struct MslThread") :]
+    return (
+        f"{struct[: struct.index('};') + 2]}\n"
+        'extern "C" __attribute__((no_sanitize("thread"), visibility("default")))\n'
+        "void msl_entry(void** buffers, const MslThread* t) {\n"
+        "const unsigned zero[3] = {0, 0, 0}; (void)zero;\n"
+        f"{generated.call}({', '.join(arguments)}); }}\n"
+    )
+
+
+_DIAGNOSTIC = re.compile(r"(?:.*/)?(.*?): (?:fatal )?(error|warning): (.*)")
+
+
+def _is_error(level: str, text: str) -> bool:
+    """Float to half is implicit in Metal, float to bfloat is not."""
+    to_bfloat = re.search(r"to '(bfloat\w*'|[^']*' \(aka '__bf16'\))", text)
+    return level == "error" or ("float-conversion" in text and bool(to_bfloat))
+
+
+def compile_kernel(kernel: KernelText, generated: Generated, mode: str, lint_header: bool) -> Path:
+    """Compile one specialisation to a shared library.
+
+    Errors: :class:`MetalError` with what Apple's compiler would refuse, as far as clang and the
+    lint can tell.
+    """
+    body = f'\n#line 1 "{kernel.name}.metal"\n{kernel.source}\n#line 9000 "generated"\n'
+    text = rewrite(generated.text.replace(kernel.source, body, 1), count_loops=mode == "check")
+    text = f"#pragma GCC poison {POISONED}\n{text}\n{_launcher(generated)}"
+    findings = [("lint", f"{kernel.name}.metal: {what}") for what in lint(kernel.source)]
+    if lint_header:
+        findings += [("lint", f"header: {what}") for what in lint(kernel.header, is_header=True)]
+    header, include, digest = _preamble(mode)
+    target = CACHE / f"{_digest(text, digest, *_STRICT)}.so"
+    if findings or not target.exists():
+        path = target.with_suffix(".cpp")
+        path.write_text(text)
+        flags = [*_LANGUAGE, *_STRICT, *include, *MODES[mode], "-include-pch", header]
+        flags += ["-shared", "-nostdlib"]
+        said = _build(target, *flags, path)
+        for line in said.splitlines():
+            if (match := _DIAGNOSTIC.match(line)) and _is_error(match[2], match[3]):
+                findings.append(("compile", f"{match[1]}: {match[3]}"))
+        if findings:
+            target.unlink(missing_ok=True)
+            raise MetalError(findings)
+        if not target.exists():
+            raise MetalError([("compile", said)])
+    return target
+
+
+def recursive_functions(generated: Generated) -> list[str]:
+    """Functions that can reach themselves, from the call graph of the unoptimised code."""
+    _, include, _ = _preamble("fast")
+    path = CACHE / f"{_digest(generated.text)}.recursion.cpp"
+    preamble = '#include "mlx/backend/metal/kernels/utils.h"\n'
+    path.write_text(preamble + rewrite(generated.text))
+    _, listing = run(CXX, *_LANGUAGE, *include, "-O0", "-S", "-emit-llvm", "-w", path, "-o", "-")
+    calls: dict[str, set[str]] = {}
+    current: set[str] = set()
+    for line in listing.splitlines():
+        if match := re.match(r"define .*?@([\w.$]+)\(", line):
+            current = calls.setdefault(match[1], set())
+        current.update(re.findall(r"call [^@]*@([\w.$]+)\(", line))
+
+    def reachable(name: str) -> set[str]:
+        seen, todo = set(), [*calls[name]]
+        while todo:
+            callee = todo.pop()
+            if callee not in seen:
+                seen.add(callee)
+                todo += calls.get(callee, ())
+        return seen
+
+    return sorted(name for name in calls if name in reachable(name))

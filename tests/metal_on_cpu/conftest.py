@@ -1,0 +1,32 @@
+"""Fixtures that need clang; without it they skip loudly here and fail in CI."""
+
+import os
+
+import mlx.core as mx
+import pytest
+
+from . import BenchKernel, Launch, launch_with, missing_tools
+
+
+@pytest.fixture(scope="session")
+def clang():
+    """clang 19 and llvm-symbolizer 19."""
+    if missing := missing_tools():
+        reason = f"METAL KERNELS NOT TESTED: {', '.join(missing)} not found (clang-19, llvm-19)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@pytest.fixture
+def launch(clang):
+    """The way kernels are run in this test; change its fields before or between launches."""
+    with launch_with(Launch()) as current:
+        yield current
+
+
+@pytest.fixture
+def metal_cpu(launch, monkeypatch):
+    """Every kernel that is built in this test runs on the bench."""
+    monkeypatch.setattr(mx.fast, "metal_kernel", BenchKernel)
+    return launch

@@ -1,0 +1,58 @@
+"""``doctor --kernels``: the same cases with whatever runs kernels, and a clear word without."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_dflash2 import doctor
+from mlx_dflash2.doctor import kernels as doctor_kernels
+from mlx_dflash2.kernels.cases import all_cases
+
+from .test_kernels import kernels  # noqa: F401, a fixture
+
+
+@pytest.fixture
+def arguments(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["doctor", "--kernels", "--repeats", "1"])
+
+
+def few():
+    """One small case of each kernel."""
+    return list({c.kernel: c for c in all_cases() if not c.real}.values())
+
+
+def test_the_table(kernels, arguments, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(doctor_kernels, "all_cases", few)
+    with pytest.raises(SystemExit) as left:
+        doctor.main()
+    out = capsys.readouterr().out
+    assert left.value.code == 0
+    assert out.count(" ok\n") == sum(len(case.dtypes) for case in few())
+    assert "all kernels are right" in out
+
+
+def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):  # noqa: F811
+    monkeypatch.setattr(doctor_kernels, "all_cases", lambda: few()[:2])
+    monkeypatch.setattr(doctor_kernels, "largest_error", lambda outputs, expected: 2.0)
+    with pytest.raises(SystemExit) as left:
+        doctor.main()
+    assert left.value.code == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
+def test_without_metal(arguments, capsys):
+    with pytest.raises(SystemExit) as left:
+        doctor.main()
+    assert left.value.code == 1
+    out = capsys.readouterr().out
+    assert out.startswith("No Metal kernel runs on this machine: ") and out.count("\n") == 1
+
+
+@pytest.mark.metal
+@pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac")
+@pytest.mark.parametrize("case", all_cases(), ids=str)
+def test_kernel_on_metal(case):
+    """The real thing, for those who have it."""
+    for dtype in case.dtypes:
+        result = doctor_kernels.check(case, dtype, repeats=1)
+        assert result.failure is None and result.error <= 1

@@ -1,0 +1,102 @@
+"""The package's kernels on the bench: against float64 NumPy, and against their plain forms."""
+
+import mlx.core as mx
+import pytest
+
+from mlx_dflash2.kernels import _common
+from mlx_dflash2.kernels.cases import Case, all_cases, largest_error
+
+from . import Schedule
+
+CASES = [
+    pytest.param(case, dtype, id=f"{case}-{str(dtype).split('.')[-1]}")
+    for case in all_cases()
+    for dtype in case.dtypes
+]
+QUICK = [param for param in CASES if not param.values[0].real]
+REAL = [param for param in CASES if param.values[0].real]
+# One case a kernel, with several threadgroups and several simdgroups each.
+SCHEDULED = {
+    "top_k": "2x9001 k16 tied",
+    "pair_score": "B2 L3 K5 R33 V40",
+    "path_walk": "B1 L4 K64 T0.8",
+    "pair_walk": "B2 L3 K5 R33 V40 T8",
+    "grouped_conv": "B2 L8 H96 G3 K2 +float32",
+    "grouped_conv_norm": "B2 L8 H96 G3 K2",
+    "gated_delta_verify": "B2 T3 P4 Hk2 Hv4 Dk16 Dv8",
+}
+
+
+@pytest.fixture
+def kernels(metal_cpu):
+    """The bench, and no kernel object or choice left over from another test."""
+    _forget()
+    yield metal_cpu
+    _forget()
+
+
+def _forget():
+    _common.build.cache_clear()
+    _common._kernel_set.cache_clear()
+
+
+def run(form, arguments):
+    outputs = form(*arguments)
+    return (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
+
+
+def check(case: Case, dtype: mx.Dtype):
+    kernel, ops = case.forms()
+    arguments = case.make(dtype)
+    outputs, plain = run(kernel, arguments), run(ops, arguments)
+    expected = case.expected(arguments)
+    assert largest_error(outputs, expected) <= 1
+    for a, b in zip(outputs, plain, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        if not mx.issubdtype(a.dtype, mx.floating):
+            assert mx.array_equal(a, b).item()
+
+
+@pytest.mark.parametrize("case, dtype", QUICK)
+def test_kernel(kernels, case, dtype):
+    kernels.schedule = Schedule(seed=1, preempt=50)
+    check(case, dtype)
+
+
+@pytest.mark.parametrize("kernel", SCHEDULED)
+def test_kernel_under_other_schedules(kernels, kernel):
+    """Other orders of threads and of sums; memory that holds other things at first."""
+    case = next(c for c in all_cases() if str(c) == f"{kernel}[{SCHEDULED[kernel]}]")
+    for mode in ("check", "fast"):
+        kernels.mode = mode
+        kernels.schedule = Schedule("forward", poison="zero")
+        check(case, mx.float32)
+        kernels.schedule = Schedule("reverse", reduce_order=3, poison="random")
+        check(case, mx.float32)
+        for seed in range(2, 6):
+            kernels.schedule = Schedule(seed=seed, preempt=3, reduce_order=seed)
+            check(case, mx.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case, dtype", REAL)
+def test_kernel_at_real_size(kernels, case, dtype):
+    kernels.mode = "fast"
+    check(case, dtype)
+
+
+def strided(x):
+    """The same numbers, every other element in memory."""
+    if isinstance(x, tuple):
+        return tuple(map(strided, x))
+    if not isinstance(x, mx.array) or x.ndim == 0:
+        return x
+    return mx.stack([x, mx.zeros_like(x)], axis=-1)[..., 0]
+
+
+@pytest.mark.parametrize("kernel", SCHEDULED)
+def test_kernel_on_arrays_that_are_not_contiguous(kernels, kernel):
+    case = next(c for c in all_cases() if str(c) == f"{kernel}[{SCHEDULED[kernel]}]")
+    arguments, form = case.make(mx.bfloat16), case.forms()[0]
+    for a, b in zip(run(form, arguments), run(form, strided(arguments)), strict=True):
+        assert mx.array_equal(a, b).item()

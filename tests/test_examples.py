@@ -1,0 +1,65 @@
+"""The examples run as they are and print what their text says."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from saved_models import embedded_target
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXPECTED = {
+    "generate_response": ["The capital of France is Paris.", "drafts accepted in"],
+    "stream": ["[", "12 tokens, length"],
+    "chat_turns": [
+        "> What is the capital of France?\nThe capital of France is Paris.",
+        "(37 prompt tokens processed, 0 from the cache)",
+        # The first prompt, and an answer of eight tokens.
+        "> And of Italy?\nThe capital of Italy is Rome.",
+        "(14 prompt tokens processed, 45 from the cache)",
+    ],
+    "own_drafter": ["row, row, row, row, row, row,", "5 of 5 drafts accepted in 6 rounds"],
+}
+
+
+@pytest.fixture(scope="module")
+def running():
+    """All examples, started at once: each keeps one core busy."""
+    embedded_target()
+    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    processes = {
+        name: subprocess.Popen(
+            [sys.executable, "-W", "error::UserWarning", EXAMPLES / f"{name}.py"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in EXPECTED
+    }
+    yield processes
+    for process in processes.values():
+        process.kill()
+        process.communicate()
+
+
+def test_every_example_is_run():
+    # The full size takes half an hour; test_full_size.py runs it at a reduced one.
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "full_size"}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_examples_are_short(name):
+    text = (EXAMPLES / f"{name}.py").read_text()
+    assert len(text.splitlines()) <= 40 and "argparse" not in text
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_example(running, name):
+    out, err = running[name].communicate(timeout=240)
+    assert running[name].returncode == 0, err
+    at = 0
+    for expected in EXPECTED[name]:
+        assert expected in out[at:], out
+        at = out.index(expected, at) + len(expected)
