@@ -104,7 +104,7 @@ def _add_output(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--recall-stride",
         type=int,
-        help="Every how manieth token is an anchor (default: 4)",
+        help="Tokens from one anchor to the next (default: 4)",
     )
     parser.add_argument("--json", type=Path, help="Write all results to this file")
     parser.add_argument("--plots", type=Path, help="Write pictures into this folder")

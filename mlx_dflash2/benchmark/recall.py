@@ -26,7 +26,7 @@ def recall_table(
         model (nn.Module): The target.
         drafter (Drafter): The drafter.
         texts (sequence): Prompt and greedy answer, as token ids.
-        stride (int): Every how manieth token of an answer is an anchor.
+        stride (int): Tokens of an answer from one anchor to the next.
         progress (callable): Called with a description before each text.
 
     Returns:

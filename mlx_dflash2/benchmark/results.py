@@ -77,8 +77,8 @@ def measure_all(
 
     Args:
         bench (Bench): What to run.
-        recall_stride (int, optional): Every how manieth token of the greedy plain answers is an
-          anchor of the recall table; ``None`` for none.
+        recall_stride (int, optional): Tokens of the greedy plain answers from one anchor of the
+          recall table to the next; ``None`` for no table.
         progress (callable): Called with a description before each step.
     """
     samples = bench.run(progress)

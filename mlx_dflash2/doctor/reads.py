@@ -15,7 +15,7 @@ SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1} | 
 FLOATING = ("F64", "F32", "F16", "BF16")
 # Parts of a checkpoint that mlx-lm's text model leaves out.
 LEFT_OUT = ("vision", "visual", "multi_modal", "mtp.", "audio")
-# Every so manieth layer sees everything where a config of this model file does not say.
+# One layer in so many sees everything, where a config of this model file does not say.
 PATTERNS = {"muse_glimmer": 4, "gemma3_text": 6, "gemma4_text": 5, "gpt_oss": 2}
 EMBEDDING, HEAD = "embed_tokens.", "lm_head."
 # Rows of a matrix product that MLX's own quantised kernels serve with one read of the weights:
