@@ -10,6 +10,7 @@ from dataclasses import asdict
 import mlx.core as mx
 import mlx_lm
 import pytest
+from drafters import V1, write_drafter
 from tiny import DENSE, make_model, plain_tokens
 from tiny_pair import save_drafter, save_prompts, save_target
 
@@ -254,6 +255,22 @@ def test_summary_by_hand():
     assert found["host_reads_per_round"] == 1 and found["memory"] == 7
     assert math.isclose(found["total_tps"], (11 / 2 + 11 / 6) / 2)
     assert "acceptance_pooled" not in summary.summarise(plain, plain)
+
+
+def test_a_dflash_1_drafter_is_an_arm_of_its_own(folders, monkeypatch, tmp_path, capsys):
+    older = write_drafter(tmp_path / "older", V1 | {"num_target_layers": 4, "block_size": 4})
+    (tmp_path / "one.jsonl").write_text('"w7 w8"\n')
+    main(
+        monkeypatch, "--model", folders[0], "--draft-model", folders[1], "--dflash1-model", older,
+        "--suites", tmp_path / "one.jsonl", "--max-tokens", "9", "--temps", "0",
+        "--json", tmp_path / "run.json",
+    )  # fmt: skip
+    results = json.loads((tmp_path / "run.json").read_text())
+    assert list(results["mean"]) == ["plain", "DFlash 2", "DFlash 1"]
+    assert len(results["mean"]["DFlash 1"]["acceptance_by_position"]) == 3
+    assert results["parity"]["DFlash 1"][0]["verdict"] == "identical"
+    assert set(results["models"]) == {"target", "drafter", "DFlash 1"}
+    assert "| DFlash 1 |" in capsys.readouterr().out
 
 
 @pytest.mark.slow
