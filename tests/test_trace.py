@@ -119,6 +119,15 @@ def test_a_gain_counts_from_three_errors_on_and_of_what_works():
     assert not Outcome(trial).hopeless and not Outcome(trial).certain
 
 
+def test_of_two_repairs_the_better_one_is_left():
+    trial, noise = Trial("x", "y", make_drafter()), np.tile([1.0, -1.0], 20)
+    best, like, worse = (Outcome(trial, noise + gain) for gain in (3.0, 2.9, 2.0))
+    like.gains[::4] += 0.5
+    assert worse.is_behind(best) and not best.is_behind(best) and not like.is_behind(best)
+    other = Outcome(Trial("x", "y", trial.drafter, of_selector=True), noise)
+    assert not other.is_behind(best)  # nothing to compare
+
+
 def test_random_drafter_is_no_known_mistake(tiny):
     model, plain = tiny
     trace = bisect(model, make_drafter(), [(PROMPT, plain)], [3, 4], num_anchors=20)

@@ -60,6 +60,14 @@ class Outcome:
         changes = not self.gains.size or bool(self.gains.any())
         return not changes or self.gain + HOPELESS * self.error < 0
 
+    def is_behind(self, leader: "Outcome") -> bool:
+        """Clearly worse than another repair of the same kind, anchor by anchor."""
+        same = self.trial.of_selector == leader.trial.of_selector
+        if self is leader or not same or self.gains.size < FEWEST_ANCHORS:
+            return False
+        behind = leader.gains - self.gains
+        return behind.mean() > HOPELESS * behind.std() / behind.size**0.5
+
     @property
     def certain(self) -> bool:
         """Clearly better, and then a stage that works: a guess less sure of itself gains too."""
@@ -143,8 +151,8 @@ def bisect(
 ) -> Trace:
     """Find the stage that is at fault.
 
-    Repairs that make things clearly worse are given up early, so that the anchors' number doubles
-    only for those that are still in question.
+    Repairs that make things clearly worse, or help clearly less than another, are given up early,
+    so that the anchors' number doubles only for those that are still in question.
 
     Args:
         model (nn.Module): The target.
@@ -169,8 +177,11 @@ def bisect(
         for outcome in live:
             outcome.add(before, _measure(outcome.trial.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
+        leader = max(live, key=lambda outcome: outcome.gain, default=None)
+        live = [outcome for outcome in live if not outcome.is_behind(leader)]
         seen, size = seen + chunk, 2 * size
-        if any(outcome.certain and outcome.gain > 2 * CERTAIN * outcome.error for outcome in live):
+        # Of two masks of like meaning only more anchors tell which one it was.
+        if len(live) == 1 and leader.certain:
             break
     certain = [outcome for outcome in live if outcome.certain]
     fault = max(certain, key=lambda outcome: outcome.gain, default=None)
