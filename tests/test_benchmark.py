@@ -250,7 +250,7 @@ def test_summary_by_hand():
     assert found["acceptance_by_position"] == [4 / 10, 1 / 10]
     assert found["decode_tps"] == (10 + 2) / 2 and found["prompt_tps"] == 10
     assert found["speedup"] == pytest.approx((2.0 + 0.5) / 2)
-    assert found["speedup_spread"] == pytest.approx([0.875, 1.625])
+    assert found["speedup_spread"] == pytest.approx([0.5, 2.0])
     assert found["round_seconds"] == pytest.approx((0.5 + 0.625) / 2)
     assert found["host_reads_per_round"] == 1 and found["memory"] == 7
     assert math.isclose(found["total_tps"], (11 / 2 + 11 / 6) / 2)

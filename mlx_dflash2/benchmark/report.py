@@ -14,7 +14,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def with_spread(summary: dict[str, Any], name: str, unit: str = "") -> str:
-    """A median and its quartiles."""
+    """A median, the lowest and the highest."""
     value, spread = summary.get(name), summary.get(f"{name}_spread")
     if value is None or spread is None:
         return number(value)
@@ -55,7 +55,7 @@ def _heading(results: dict[str, Any]) -> str:
         f"{where['os']}, MLX {versions['mlx']} on the {where['device']}, mlx-lm "
         f"{versions['mlx-lm']}. {prompts['count']} prompts (hash {prompts['sha256']}), at most "
         f"{settings['max_tokens']} tokens each, {settings['trials']} trial(s). Rates are medians, "
-        "with the quartiles of all runs in brackets."
+        "with the lowest and the highest run in brackets."
     )
 
 

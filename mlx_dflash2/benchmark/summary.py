@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from statistics import mean, median
 from typing import Any
 
-import numpy as np
-
 from .measure import Sample
 
 # Averaged over suites; everything else of a summary is taken from all runs at once.
@@ -31,7 +29,7 @@ def summarise(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, A
 
     Returns:
         dict: Rates are medians over the runs, in tokens or rounds a second; every ``…_spread``
-        is the first and third quartile; a speed-up is a run's rate over that of the plain run of
+        is the lowest and the highest; a speed-up is a run's rate over that of the plain run of
         the same prompt and trial.
     """
     baseline = {(run.prompt, run.trial): run for run in plain}
@@ -48,8 +46,7 @@ def summarise(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, A
     for name, values in rates.items():
         values = [value for value in values if value]
         summary[name] = median(values) if values else None
-        quartiles = np.quantile(values, [0.25, 0.75]).tolist() if values else None
-        summary[f"{name}_spread"] = quartiles
+        summary[f"{name}_spread"] = [min(values), max(values)] if values else None
     summary["memory"] = max(run.memory for run in samples)
     return summary | _drafting(samples)
 
