@@ -79,20 +79,7 @@ def add_template_arguments(parser: argparse.ArgumentParser):
 
 def add_drafting_arguments(parser: argparse.ArgumentParser):
     """The drafter, and how much of its block is used."""
-    parser.add_argument(
-        "--draft-model",
-        type=str,
-        default=None,
-        help="The path to the local directory or Hugging Face repo of the DFlash drafter. It may "
-        "be left out for targets with a known one",
-    )
-    parser.add_argument(
-        "--draft-bits",
-        type=int,
-        choices=(4, 8),
-        default=None,
-        help="Quantize the drafter's large matrices when it is loaded",
-    )
+    add_draft_model_arguments(parser)
     parser.add_argument(
         "--block-size",
         type=int,
@@ -104,6 +91,29 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
         type=int,
         default=None,
         help="Rows of the block that the target verifies, from 2 (default: the block size)",
+    )
+
+
+def add_draft_model_arguments(parser: argparse.ArgumentParser):
+    """The drafter, and how it is loaded."""
+    add_draft_model_argument(parser)
+    parser.add_argument(
+        "--draft-bits",
+        type=int,
+        choices=(4, 8),
+        default=None,
+        help="Quantize the drafter's large matrices when it is loaded",
+    )
+
+
+def add_draft_model_argument(parser: argparse.ArgumentParser):
+    """The drafter alone."""
+    parser.add_argument(
+        "--draft-model",
+        type=str,
+        default=None,
+        help="The path to the local directory or Hugging Face repo of the DFlash drafter. It may "
+        "be left out for targets with a known one",
     )
 
 

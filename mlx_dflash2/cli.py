@@ -5,7 +5,7 @@ import sys
 
 from . import __version__
 
-COMMANDS = ("generate", "chat", "omlx", "doctor")
+COMMANDS = ("generate", "chat", "benchmark", "doctor", "omlx")
 
 
 def main():

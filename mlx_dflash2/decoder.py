@@ -1,6 +1,7 @@
 """One sequence being decoded: prefill, then rounds of draft, verify, accept and roll back."""
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from .kv_quantization import KVQuantization
 from .pair import check_fit
 from .prompt_cache import DFlashPromptCache, warn_no_effect
 from .rollback import Transaction, check_caches, num_cached, rows_at_once
-from .stats import Stats
+from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
 from .targets import Forward, bind
 
 # Every round leaves buffers of new sizes behind: masks, scores, contexts.
@@ -271,6 +272,7 @@ class Decoder:
         except BaseException:
             transaction.abort()
             raise
+        self.stats.host_reads += decision.host_reads
         self.guard.check(decision.finite)
         return Round(decision.tokens, decision.logprobs, anchor, inputs, out, transaction)
 
@@ -308,7 +310,15 @@ class Decoder:
         if first:
             self.stats.prefills += bonus
         else:
-            self.stats.count_round(round.inputs.size - 1, round.num_kept - 1, bonus)
+            drafted = round.inputs.size - 1
+            self.stats.count_round(drafted, round.num_kept - 1, bonus)
+            self._check_acceptance(drafted)
+
+    def _check_acceptance(self, drafted: int):
+        """Warn once, in the round that completes the number that a judgement needs."""
+        due = drafted > 0 and self.stats.drafted_at[0] == LOW_ACCEPTANCE_ROUNDS
+        if due and (reason := self.stats.low_acceptance):
+            warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
 
     def advance(self, kept: int, emitted: list[int]):
         """Account for a round: rows that stay in the caches, and the tokens that they gave."""

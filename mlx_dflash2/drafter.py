@@ -269,16 +269,40 @@ class Drafter(nn.Module):
         keys: Sequence[mx.array] | None = None,
     ) -> list[Proposal]:
         """Draft a block after each of several anchors [B] in one pass; a key for each."""
-        B, L = anchors.size, block_size - 1
-        masks = mx.full((B, L), self.args.mask_token_id, anchors.dtype)
+        hidden, logits = self.run_block(target, anchors, context, block_size)
+        if target.vocab_size > self.args.vocab_size:
+            # A padding id of the target has no row in the codebooks.
+            anchors = mx.minimum(anchors, self.args.vocab_size - 1)
+        return self.choose(anchors, hidden, logits, temperature, keys)
+
+    def run_block(
+        self, target: Any, anchors: mx.array, context: DrafterContext, block_size: int
+    ) -> tuple[mx.array, mx.array]:
+        """Rows 1 to L - 1 of the blocks after anchors [B]: hidden [B, L - 1, H] and logits.
+
+        The logits [B, L - 1, V] are raw and of the ids that may be drafted only.
+        """
+        masks = mx.full((anchors.size, block_size - 1), self.args.mask_token_id, anchors.dtype)
         block = mx.concatenate([anchors[:, None], masks], axis=1)
         hidden = self(target.embed(block), context)
+        return hidden, self.head(target, hidden)
+
+    def head(self, target: Any, hidden: mx.array) -> mx.array:
+        """Raw logits of hidden rows, of the ids that may be drafted."""
         limits = (target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size)
-        logits = target.head(hidden)[..., : min(limit for limit in limits if limit)]
+        return target.head(hidden)[..., : min(limit for limit in limits if limit)]
+
+    def choose(
+        self,
+        anchors: mx.array,
+        hidden: mx.array,
+        logits: mx.array,
+        temperature: float = 0.0,
+        keys: Sequence[mx.array] | None = None,
+    ) -> list[Proposal]:
+        """Draft tokens from the rows of :meth:`run_block`, for each anchor."""
+        B, L, _ = hidden.shape
         if self.args.has_selector:
-            if target.vocab_size > self.args.vocab_size:
-                # A padding id of the target has no row in the codebooks.
-                anchors = mx.minimum(anchors, self.args.vocab_size - 1)
             uniforms = None
             if temperature > 0:
                 uniforms = mx.stack([mx.random.uniform(shape=(L,), key=key) for key in keys])

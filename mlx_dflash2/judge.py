@@ -17,11 +17,15 @@ GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
 
 @dataclass
 class Decision:
-    """``tokens``: accepted drafts, then the target's own; ``logprobs``: at least a row [V] each."""
+    """``tokens``: accepted drafts, then the target's own; ``logprobs``: at least a row [V] each.
+
+    ``host_reads`` counts how often the host waited for the device.
+    """
 
     tokens: list[int]
     logprobs: list[mx.array]
     finite: bool
+    host_reads: int = 1
 
 
 class Pending(NamedTuple):
@@ -125,7 +129,7 @@ class Judge:
         self, proposal: Proposal, logits: mx.array, history: mx.array | None
     ) -> Decision:
         tokens, logprobs = [], []
-        drafts = proposal.tokens.tolist()
+        drafts, reads = proposal.tokens.tolist(), 2
         for i in range(logits.shape[0]):
             row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
             row = row - mx.logsumexp(row, axis=-1, keepdims=True)
@@ -135,14 +139,15 @@ class Judge:
                 # A second row, should this draft stay, is judged on its own: it draws nothing.
                 verdict = self._verdict(here, mx.concatenate([row] * (1 + here.tokens.size)))
                 tokens.append(verdict.tokens[0].item())
-                stays = verdict.num_accepted.item() == 1
+                stays, reads = verdict.num_accepted.item() == 1, reads + 2
             else:
                 tokens.append(int(self.sampler(row).item()))
+                reads += 1
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
         mx.eval(logprobs)
-        return Decision(tokens, logprobs, bool(proposal.finite.item()))
+        return Decision(tokens, logprobs, bool(proposal.finite.item()), reads)
 
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
         if self.processors:

@@ -1,6 +1,7 @@
 """The pair of models that a command works with."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -29,6 +30,22 @@ class Pair:
     drafter: Drafter
 
 
+def pair_paths(model: str | None, draft_model: str | Path | None) -> tuple[str, str | Path]:
+    """Where target and drafter come from, the embedded pair if no target is named.
+
+    Raises:
+        FileNotFoundError: if the embedded target is wanted and not installed.
+        ValueError: if no drafter is known for the target.
+    """
+    if model is None:
+        model = str(embedded.target_path())
+    if not draft_model:
+        # Also where the folder is named, as a saved prompt cache names it.
+        found = embedded.is_target(model)
+        draft_model = embedded.drafter_path() if found else default_drafter(model)
+    return model, draft_model
+
+
 def load_pair(
     model: str | None,
     draft_model: str | None,
@@ -50,11 +67,7 @@ def load_pair(
     """
     if model is None:
         note(EMBEDDED_NOTE)
-        model = str(embedded.target_path())
-    if not draft_model:
-        # Also where the folder is named, as a saved prompt cache names it.
-        found = embedded.is_target(model)
-        draft_model = embedded.drafter_path() if found else default_drafter(model)
+    model, draft_model = pair_paths(model, draft_model)
     # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
     dtype = mx.float32 if mx.default_device() == mx.cpu else None
     # The drafter is the smaller one: what is wrong with it shows before the target is read.

@@ -4,6 +4,10 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+# Drafters that fit accept a third of their first drafts even on hard text, and most elsewhere.
+LOW_ACCEPTANCE = 0.2
+LOW_ACCEPTANCE_ROUNDS = 32
+
 
 @dataclass
 class Stats:
@@ -23,6 +27,7 @@ class Stats:
         drafted_at, accepted_at (list): The same by position in the block.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
+        host_reads (int): How often the host waited for the device, for the prompt and all rounds.
         fallback (str, optional): Why drafting stopped before the end, if it did.
         rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
         row_by_row (str, optional): What made it necessary to judge rows one after the other.
@@ -43,6 +48,7 @@ class Stats:
     block_size: int = 1
     verify_width: int = 1
     draft_failures: int = 0
+    host_reads: int = 0
     fallback: str | None = None
     rule: str = "greedy"
     row_by_row: str | None = None
@@ -75,6 +81,25 @@ class Stats:
         return [a / d for a, d in zip(self.accepted_at, self.drafted_at, strict=True)]
 
     @property
+    def low_acceptance(self) -> str | None:
+        """A line about likely causes if fewer first drafts were accepted than should be.
+
+        ``None`` before ``LOW_ACCEPTANCE_ROUNDS`` rounds that drafted, and from a share of
+        ``LOW_ACCEPTANCE`` on.
+        """
+        drafted, accepted = (counts[0] if counts else 0 for counts in
+                             (self.drafted_at, self.accepted_at))  # fmt: skip
+        if drafted < LOW_ACCEPTANCE_ROUNDS or accepted >= LOW_ACCEPTANCE * drafted:
+            return None
+        return (
+            f"only {accepted} of {drafted} first drafts were accepted, fewer than "
+            f"{LOW_ACCEPTANCE:.0%}; likely causes, in this order: the drafter was made for another "
+            "target or fine-tune, the chat template or thinking mode differs from its training, "
+            "the drafter's config or weights are damaged, its dtype or quantisation, the text is "
+            "unlike its training. `mlx_dflash2 doctor --trace` finds the stage at fault"
+        )
+
+    @property
     def prompt_tps(self) -> float:
         return self.prompt_tokens / self.prompt_time if self.prompt_time else 0.0
 
@@ -99,6 +124,8 @@ class Stats:
         if self.drafted_at:
             rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rates)
             lines.append(f"Acceptance by position: {rates}")
+        if self.low_acceptance:
+            lines.append(f"Low acceptance: {self.low_acceptance}")
         if plain := [name for name, form in self.kernels.items() if form != "metal"]:
             reasons = {self.kernels[name].removeprefix("plain: ") for name in plain}
             lines.append(f"Plain MLX for {', '.join(plain)}: {'; '.join(sorted(reasons))}")

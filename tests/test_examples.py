@@ -45,7 +45,8 @@ def running():
 
 
 def test_every_example_is_run():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == set(EXPECTED)
+    # The full size takes half an hour; test_full_size.py runs it at a reduced one.
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "full_size"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

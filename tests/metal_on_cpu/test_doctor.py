@@ -4,6 +4,7 @@ import mlx.core as mx
 import pytest
 
 from mlx_dflash2 import doctor
+from mlx_dflash2.doctor import kernels as doctor_kernels
 from mlx_dflash2.kernels.cases import all_cases
 
 from .test_kernels import kernels  # noqa: F401, a fixture
@@ -20,7 +21,7 @@ def few():
 
 
 def test_the_table(kernels, arguments, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(doctor, "all_cases", few)
+    monkeypatch.setattr(doctor_kernels, "all_cases", few)
     with pytest.raises(SystemExit) as left:
         doctor.main()
     out = capsys.readouterr().out
@@ -30,8 +31,8 @@ def test_the_table(kernels, arguments, monkeypatch, capsys):  # noqa: F811
 
 
 def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):  # noqa: F811
-    monkeypatch.setattr(doctor, "all_cases", lambda: few()[:2])
-    monkeypatch.setattr(doctor, "largest_error", lambda outputs, expected: 2.0)
+    monkeypatch.setattr(doctor_kernels, "all_cases", lambda: few()[:2])
+    monkeypatch.setattr(doctor_kernels, "largest_error", lambda outputs, expected: 2.0)
     with pytest.raises(SystemExit) as left:
         doctor.main()
     assert left.value.code == 1
@@ -53,5 +54,5 @@ def test_without_metal(arguments, capsys):
 def test_kernel_on_metal(case):
     """The real thing, for those who have it."""
     for dtype in case.dtypes:
-        result = doctor.check(case, dtype, repeats=1)
+        result = doctor_kernels.check(case, dtype, repeats=1)
         assert result.failure is None and result.error <= 1

@@ -1,7 +1,5 @@
 """Checks the Metal kernels on this machine, on the inputs that the tests use."""
 
-import argparse
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -9,8 +7,8 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from .kernels import _common
-from .kernels.cases import Case, all_cases, largest_error
+from ..kernels import _common
+from ..kernels.cases import Case, all_cases, largest_error
 
 DEFAULT_REPEATS = 20
 
@@ -96,27 +94,3 @@ def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
         failed += not result.passed
     print(f"{failed} failed" if failed else "all kernels are right")
     return failed
-
-
-def setup_arg_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mlx_dflash2 doctor", description=__doc__)
-    parser.add_argument("--kernels", action="store_true", help="Check and time every Metal kernel.")
-    parser.add_argument(
-        "--repeats",
-        type=int,
-        default=DEFAULT_REPEATS,
-        help="Launches to time (default: %(default)s).",
-    )
-    return parser
-
-
-def main():
-    parser = setup_arg_parser()
-    args = parser.parse_args()
-    if not args.kernels:
-        parser.error("nothing to check: give --kernels")
-    sys.exit(min(doctor_kernels(args.repeats), 1))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,141 @@
+"""The ways of decoding that a benchmark compares."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm
+from mlx.utils import tree_flatten
+from mlx_lm.generate import GenerationResponse
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..drafter import Drafter
+from ..generate import stream_generate
+from ..sampling import make_sampler
+from ..stats import Stats
+
+PLAIN = "plain"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all arms share; ``prefill_step_size`` is in tokens."""
+
+    max_tokens: int = 128
+    top_p: float = 0.0
+    top_k: int = 0
+    prefill_step_size: int = 2048
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Arm:
+    """One way of decoding the target.
+
+    Attributes:
+        name (str): Unique among the arms; without the temperature.
+        temperature (float): 0 is greedy.
+        drafter (Drafter, optional): None decodes plainly, or with ``draft_lm``.
+        draft_lm (nn.Module, optional): A small language model for mlx-lm's own speculation.
+        num_draft_tokens (int): Its drafts a round.
+        verify_width (int, optional): Rows that the target verifies; the block by default.
+    """
+
+    name: str
+    temperature: float = 0.0
+    drafter: Drafter | None = None
+    draft_lm: nn.Module | None = None
+    num_draft_tokens: int = 3
+    verify_width: int | None = None
+
+    @property
+    def label(self) -> str:
+        """The name with the temperature, unless that is 0."""
+        return self.name if self.temperature == 0 else f"{self.name}, T={self.temperature:g}"
+
+    @property
+    def is_plain(self) -> bool:
+        return self.drafter is None and self.draft_lm is None
+
+    @property
+    def draft_bytes(self) -> int:
+        """Bytes of the weights that this arm needs beside the target's."""
+        model = self.drafter if self.drafter is not None else self.draft_lm
+        return 0 if model is None else num_bytes(model)
+
+    def stream(
+        self,
+        model: nn.Module,
+        tokenizer: TokenizerWrapper,
+        prompt: list[int],
+        settings: Settings,
+        stats: Stats,
+    ) -> Iterator[GenerationResponse]:
+        """Decode one prompt; ``stats`` is filled where a DFlash drafter is used."""
+        sampling: dict[str, Any] = {}
+        if self.temperature > 0:
+            mx.random.seed(settings.seed)
+            sampler = make_sampler(self.temperature, top_p=settings.top_p, top_k=settings.top_k)
+            sampling = {"sampler": sampler}
+        options = sampling | {
+            "max_tokens": settings.max_tokens,
+            "prefill_step_size": settings.prefill_step_size,
+        }
+        if self.drafter is not None:
+            options |= {"draft_model": self.drafter, "verify_width": self.verify_width}
+            return stream_generate(model, tokenizer, prompt, stats=stats, **options)
+        if self.draft_lm is not None:
+            drafts = {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
+            options |= drafts
+        return mlx_lm.stream_generate(model, tokenizer, prompt, **options)
+
+
+def make_arms(
+    drafters: dict[str, Drafter],
+    temperatures: list[float],
+    verify_widths: list[int | None],
+    draft_lm: nn.Module | None = None,
+    num_draft_tokens: int = 3,
+) -> list[Arm]:
+    """Every combination that tells something, plain decoding first at each temperature.
+
+    Args:
+        drafters (dict): By the name of their arm.
+        temperatures (list of float): 0 is greedy.
+        verify_widths (list): ``None`` for a drafter's own block; a width beyond it is left out.
+        draft_lm (nn.Module, optional): For mlx-lm's own speculation.
+        num_draft_tokens (int): Its drafts a round.
+
+    Raises:
+        ValueError: if no drafter has a block of some width.
+    """
+    most = max(drafter.block_size for drafter in drafters.values())
+    for width in verify_widths:
+        if width is not None and not 2 <= width <= most:
+            raise ValueError(f"A verify width is {width} but has to be from 2 to {most}.")
+    arms = []
+    for temperature in temperatures:
+        arms.append(Arm(PLAIN, temperature))
+        if draft_lm is not None:
+            arms.append(Arm("mlx-lm draft model", temperature, None, draft_lm, num_draft_tokens))
+        for name, drafter in drafters.items():
+            # Without its selector a drafter drafts the same tokens at every temperature.
+            if temperature != temperatures[0] and lacks_selector(drafter):
+                continue
+            for width in verify_widths:
+                if width is None or width <= drafter.block_size:
+                    suffix = "" if width is None else f" width {width}"
+                    arms.append(Arm(name + suffix, temperature, drafter, verify_width=width))
+    return arms
+
+
+def lacks_selector(drafter: Drafter) -> bool:
+    """Whether the selector of a DFlash 2 drafter was left out."""
+    return drafter.args.generation == 2 and not drafter.args.has_selector
+
+
+def num_bytes(model: nn.Module) -> int:
+    """Bytes of a model's parameters."""
+    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))

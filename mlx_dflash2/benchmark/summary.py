@@ -1,0 +1,135 @@
+"""From single runs to the figures of an arm on a suite."""
+
+from collections.abc import Sequence
+from statistics import mean, median
+from typing import Any
+
+from .measure import Sample
+
+# Averaged over suites; everything else of a summary is taken from all runs at once.
+AVERAGED = (
+    "acceptance_per_request",
+    "acceptance_pooled",
+    "decode_tps",
+    "total_tps",
+    "prompt_tps",
+    "speedup",
+    "total_speedup",
+    "round_seconds",
+    "host_reads_per_round",
+)
+
+
+def summarise(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
+    """The figures of one arm's runs.
+
+    Args:
+        samples (sequence of Sample): All of one arm.
+        plain (sequence of Sample): Plain decoding's at the same temperature.
+
+    Returns:
+        dict: Rates are medians over the runs, in tokens or rounds a second; every ``…_spread``
+        is the lowest and the highest; a speed-up is a run's rate over that of the plain run of
+        the same prompt and trial.
+    """
+    baseline = {(run.prompt, run.trial): run for run in plain}
+    pairs = [(run, baseline.get((run.prompt, run.trial))) for run in samples]
+    paired = [(run, base) for run, base in pairs if base is not None]
+    rates = {
+        "decode_tps": [run.decode_tps for run in samples],
+        "total_tps": [run.total_tps for run in samples],
+        "prompt_tps": [run.prompt_tps for run in samples],
+        "speedup": [_over(run.decode_tps, base.decode_tps) for run, base in paired],
+        "total_speedup": [_over(run.total_tps, base.total_tps) for run, base in paired],
+    }
+    summary: dict[str, Any] = {"runs": len(samples)}
+    for name, values in rates.items():
+        values = [value for value in values if value]
+        summary[name] = median(values) if values else None
+        summary[f"{name}_spread"] = [min(values), max(values)] if values else None
+    summary["memory"] = max(run.memory for run in samples)
+    return summary | _drafting(samples)
+
+
+def _drafting(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Acceptance per request and pooled, by position, and what a round takes."""
+    lengths, drafted, accepted = [], [], []
+    total = rounds = reads = 0
+    seconds = []
+    for run in samples:
+        here = _rounds(run)
+        if not here:
+            continue
+        # The prompt's pass gives a DFlash arm's first token; it belongs to no round.
+        tokens = len(run.tokens) - (run.stats.get("prefills", 0))
+        lengths.append(tokens / here)
+        total, rounds = total + tokens, rounds + here
+        seconds.append(run.decode_time / here)
+        reads += run.stats.get("host_reads", 0)
+        _add(drafted, run.stats.get("drafted_at", []))
+        _add(accepted, run.stats.get("accepted_at", []))
+    if not rounds:
+        return {}
+    by_position = [a / d for a, d in zip(accepted, drafted, strict=True)]
+    return {
+        "acceptance_per_request": mean(lengths),
+        "acceptance_pooled": total / rounds,
+        "acceptance_by_position": by_position,
+        "round_seconds": median(seconds),
+        # One more decision a run: the prompt's.
+        "host_reads_per_round": reads / (rounds + len(lengths)) if reads else None,
+    }
+
+
+def _rounds(run: Sample) -> int:
+    """Target passes after the prompt's; of mlx-lm's speculation each gives one token of its own."""
+    if run.stats:
+        return run.stats["rounds"]
+    return len(run.tokens) - run.accepted if run.accepted else 0
+
+
+def _over(rate: float, base: float) -> float | None:
+    return rate / base if base else None
+
+
+def _add(totals: list[int], counts: Sequence[int]):
+    totals.extend([0] * (len(counts) - len(totals)))
+    for position, count in enumerate(counts):
+        totals[position] += count
+
+
+def by_suite(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Summaries by suite and arm.
+
+    Args:
+        samples (sequence of Sample): All runs.
+        plain_of (dict): For each arm's label the plain arm's at its temperature.
+    """
+    suites = dict.fromkeys(run.suite for run in samples)
+    return {suite: _arms([run for run in samples if run.suite == suite], plain_of)
+            for suite in suites}  # fmt: skip
+
+
+def _arms(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, Any]:
+    groups: dict[str, list[Sample]] = {}
+    for run in samples:
+        groups.setdefault(run.arm, []).append(run)
+    return {
+        label: summarise(groups[label], groups.get(plain, []))
+        for label, plain in plain_of.items()
+        if label in groups
+    }
+
+
+def mean_of(
+    suites: dict[str, dict[str, Any]], samples: Sequence[Sample], plain_of: dict[str, str]
+) -> dict[str, Any]:
+    """The mean of the suites' figures; spreads, positions and memory are those of all runs."""
+    overall = _arms(samples, plain_of)
+    for label, summary in overall.items():
+        for name in AVERAGED:
+            values = [arms[label].get(name) for arms in suites.values() if label in arms]
+            values = [value for value in values if value is not None]
+            if values:
+                summary[name] = mean(values)
+    return overall

@@ -1,0 +1,68 @@
+"""What a machine brings: chip, memory, versions, kernels, disk and hub cache."""
+
+import shutil
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from ..machine import environment
+from .chips import find_chip
+from .kernels import why_no_kernels
+
+PACKAGE = "mlx-dflash2"
+
+
+def report() -> Iterator[str]:
+    """One line a fact; a line that starts with ``!`` is a problem."""
+    found = environment()
+    yield f"chip: {found['chip']}, {found['cores']} cores, {found['machine']}"
+    if (chip := find_chip(found["chip"])) is not None:
+        low, high = chip.bandwidth
+        yield f"memory bandwidth: {low:g}" + (f" to {high:g}" if high > low else "") + " GB/s"
+    memory = f"memory: {found['memory'] / 1e9:.1f} GB"
+    if found["working_set"]:
+        memory += f", of which {found['working_set'] / 1e9:.1f} GB are a recommended working set"
+    yield memory
+    yield f"system: {found['os']}, Python {found['python']}, MLX computes on the {found['device']}"
+    yield "versions: " + ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v)
+    yield from _version_problems(found["versions"])
+    yield from _kernels()
+    yield from _disk()
+
+
+def _version_problems(versions: dict[str, str | None]) -> Iterator[str]:
+    """Installed versions outside the range that this package asks for, which is the tested one."""
+    try:
+        from packaging.requirements import Requirement
+
+        requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
+    except metadata.PackageNotFoundError:
+        yield f"! {PACKAGE} is not installed, so the tested versions are not known"
+        return
+    outside = False
+    for requirement in requirements:
+        if requirement.marker is not None or not requirement.specifier:
+            continue
+        installed = versions.get(requirement.name)
+        if installed is None or not requirement.specifier.contains(installed):
+            outside = True
+            yield f"! {requirement.name} is {installed}, tested is {requirement.specifier}"
+    if not outside:
+        yield "versions: all in the tested range"
+
+
+def _kernels() -> Iterator[str]:
+    if (reason := why_no_kernels()) is None:
+        yield "Metal kernels: available"
+    else:
+        yield f"Metal kernels: none, plain MLX does their work: {' '.join(reason.split())}"
+
+
+def _disk() -> Iterator[str]:
+    cache = Path(constants.HF_HUB_CACHE)
+    place = next(path for path in (cache, *cache.parents) if path.exists())
+    yield f"disk: {shutil.disk_usage(place).free / 1e9:.1f} GB free at {place}"
+    models = sorted(cache.glob("models--*")) if cache.is_dir() else []
+    yield f"hub cache: {cache}, {len(models)} models"

@@ -1,0 +1,165 @@
+"""What `doctor` says of a pair from configs and headers, against the pair itself."""
+
+import json
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from tiny import CONFIGS, DENSE, HYBRID, cache_arrays, drafter_config, make_drafter, make_model
+
+from mlx_dflash2 import embedded, load_drafter
+from mlx_dflash2.benchmark.full_size import headers
+from mlx_dflash2.checkpoint import Stored
+from mlx_dflash2.doctor import chips, plan, reads
+from mlx_dflash2.doctor.touched import parameters, touched
+from mlx_dflash2.load import load
+from mlx_dflash2.targets import bind
+
+PROMPT = list(range(5, 17))
+# Kernels' two sides are looked up one by one, which together read them once.
+SIDES = "base_kernel"
+
+
+def looked_up(name: str, args, width: int) -> int:
+    """Rows of a table that a round looks up, by its own rules."""
+    length, k = args.block_size - 1, args.selector_top_k
+    if "embed_tokens" in name:
+        return width
+    return {"predecessor": 1 + (length - 1) * k, "successor": length * k}[name.split(".")[2][:-9]]
+
+
+def really_read(model, drafter, width: int) -> int:
+    weights = parameters(model, drafter)
+    packed = "drafter.candidate_selector.predecessor_codebook.scales" in weights
+    total, rows = 0, {}
+    for (name, whole), count in touched(model, drafter, PROMPT, width).items():
+        weight = weights[name]
+        if whole or SIDES in name:
+            total += weight.nbytes * (count if whole else 1)
+        elif "codebook" in name and packed:
+            count = 1 + (drafter.block_size - 1) * drafter.args.selector_top_k
+            rows[name] = weight.nbytes // weight.shape[0] * count
+        else:
+            rows[name] = weight.nbytes // weight.shape[0] * looked_up(name, drafter.args, width)
+    return total + sum(rows.values())
+
+
+@pytest.mark.parametrize("kind, bits", [(DENSE, None), (DENSE, 4), (HYBRID, None), (HYBRID, 4)])
+@pytest.mark.parametrize("width", [2, 8])
+def test_bytes_are_those_that_the_graph_reads(kind, bits, width):
+    model, drafter = make_model(kind, bits=bits), make_drafter()
+    found = plan.Plan(CONFIGS[kind], drafter.args, headers(model), headers(drafter), 4)
+    assert found.round(width, len(PROMPT)).weights == really_read(model, drafter, width)
+
+
+@pytest.fixture(scope="module")
+def real():
+    try:
+        folder = embedded.target_path()
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    return folder, embedded.drafter_path()
+
+
+def test_bytes_of_the_embedded_pair(real):
+    found = plan.read_plan(*real)
+    model, _ = load(str(real[0]))
+    drafter = load_drafter(real[1], dtype=mx.float32)
+    estimate = found.round(8, 100)
+    assert estimate.weights == really_read(model, drafter, 8)
+    held = sum(value.nbytes for _, value in tree_flatten(model.parameters()))
+    assert sum(map(reads.num_bytes, found.target.values())) == held
+    held = sum(value.nbytes for _, value in tree_flatten(drafter.parameters()))
+    assert sum(map(reads.num_bytes, found.drafter.values())) == held
+
+
+@pytest.mark.parametrize("kind", [DENSE, HYBRID, "llama-sliding", "gemma3_text", "muse_glimmer"])
+@pytest.mark.parametrize("length", [12, 40])
+def test_bytes_of_keys_and_values(kind, length):
+    model = make_model(kind)
+    cache = bind(model).make_cache()
+    bind(model).forward(mx.arange(length)[None], cache)
+    bind(model).forward(mx.array([[1]]), cache)
+    arrays = [a for a in cache_arrays(cache) if a.ndim == 4 and a.shape[1] == 2]
+    config = CONFIGS[kind] | {"model_type": kind}
+    assert reads.cache_bytes(config, length + 1, 4) == sum(a.nbytes for a in arrays)
+
+
+def test_context_is_bounded_by_the_window():
+    drafter = make_drafter(window=16)
+    assert reads.context_bytes(drafter.args, 2000, 4) == 2 * 15 * 2 * 2 * 16 * 4
+    assert reads.context_bytes(make_drafter(window=None).args, 30, 4) == 2 * 30 * 2 * 2 * 16 * 4
+
+
+def test_quantising_is_planned_as_it_is_done(tmp_path):
+    config = drafter_config() | {"hidden_size": 64}
+    drafter = make_drafter()
+    weights = dict(tree_flatten(drafter.parameters()))
+    folder = tmp_path / "drafter"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    planned = reads.drafter_tensors(headers(drafter), "F32", 4)
+    with pytest.warns(UserWarning, match="group_size"):
+        loaded = load_drafter(folder, bits=4, dtype=mx.float32)
+    assert planned == headers(loaded)
+
+
+def test_experts_count_by_how_many_are_chosen():
+    config = {"num_experts": 4, "num_experts_per_tok": 2}
+    tensors = {"model.layers.0.mlp.switch_mlp.up_proj.weight": Stored("F32", (4, 32, 64))}
+    one, _ = reads.target_reads(tensors, config, 1)
+    many, _ = reads.target_reads(tensors, config, 30)
+    assert one == 4 * 32 * 64 * 4 // 2 and many >= 4 * 32 * 64 * 4 - 1
+
+
+@pytest.fixture
+def large():
+    """A pair of the published size, in which reading weights is all that counts."""
+    target = {
+        "model.embed_tokens.weight": Stored("BF16", (1000, 100)),
+        "model.layers.0.mlp.up_proj.weight": Stored("U32", (10**6, 4000)),
+        "model.layers.0.mlp.up_proj.scales": Stored("BF16", (10**6, 10)),
+        "lm_head.weight": Stored("BF16", (10**6, 100)),
+    }
+    args = make_drafter().args
+    config = dict(num_hidden_layers=1, num_attention_heads=1, hidden_size=64, layer_types=["full"])
+    return plan.Plan(config, args, target, {"hidden_norm.weight": Stored("BF16", (64,))}, 2)
+
+
+def test_a_second_read_of_quantised_weights_sets_the_width(large):
+    # Five rows cost one read of the target, six cost two.
+    width, ceiling = large.best_width(4.0, 0, 100.0)
+    assert width == 5 and ceiling > 1 / large.seconds(1, 0, 100.0)
+    assert large.seconds(6, 0, 100.0) == pytest.approx(2 * large.seconds(5, 0, 100.0), rel=0.02)
+
+
+def test_verdict_names_width_and_bound(large):
+    assert "pays from an acceptance length of" in plan.verdict(large, 0, None)
+    good = plan.Plan(**vars(large) | {"length": 4.0})
+    assert "should pay" in (line := plan.verdict(good, 0, 100.0)) and "verify width 5" in line
+    # The bandwidth is on both sides.
+    assert line == plan.verdict(good, 0, 400.0) == plan.verdict(good, 0, None)
+    poor = plan.Plan(**vars(large) | {"length": 1.01})
+    assert "should not pay" in plan.verdict(poor, 0, 100.0)
+    slow = plan.Plan(**vars(good) | {"device": "cpu"})
+    assert "should not pay" in plan.verdict(slow, 0, 100.0)
+
+
+def test_lengths_at_a_width():
+    rate = plan.position_rate(4.0, 8)
+    assert plan.length_at(rate, 8) == pytest.approx(4.0) and 3 < plan.length_at(rate, 5) < 4
+    assert plan.length_at(0.0, 8) == 1 and plan.length_at(1.0, 8) == 8
+
+
+@pytest.mark.parametrize(
+    "name, found",
+    [("Apple M4 Max", (410, 546)), ("Apple M1", (68, 68)), ("apple m3 ultra", (819, 819))],
+)
+def test_chips_are_found_by_name(name, found):
+    assert chips.find_chip(name).bandwidth == found
+
+
+def test_unknown_chips_have_no_bandwidth():
+    assert chips.find_chip("AMD EPYC") is None and chips.find_chip("Apple M9 Max") is None
+    assert all(chip.source.startswith("https://") for chip in chips.CHIPS)
