@@ -137,6 +137,14 @@ def test_random_drafter_is_no_known_mistake(tiny):
     assert any(line.startswith("window: ") for line in lines)
 
 
+def test_repairs_that_cannot_be_told_apart_are_all_named():
+    drafter = make_drafter()
+    best, like = (Outcome(Trial("mask_token_id", f"mask_token_id {i}", drafter)) for i in (3, 4))
+    best.gains = np.ones(20)
+    trace = Trace(drafter, forced(np.zeros((2, 7))), [best, like], best, None, [like])
+    assert "with mask_token_id 3, or mask_token_id 4, the true tokens gain 1.00" in trace.verdict
+
+
 def test_short_texts_are_refused(tiny):
     model, plain = tiny
     with pytest.raises(ValueError, match="more than 7 tokens"):
@@ -170,7 +178,7 @@ BREAKS = {
     "target_layer_ids": (lambda d: variants.with_taps(d, 1), "[1, 10, 19, 28]"),
     "candidate_selector": (variants.with_codebooks_swapped, "codebooks swapped"),
     "convolution": (variants.with_conv_sides_swapped, "two sides swapped"),
-    "mask_token_id": (lambda d: variants.with_mask_id(d, 1000), "mask_token_id 4:"),
+    "mask_token_id": (lambda d: variants.with_mask_id(d, 1000), "mask_token_id 4,"),
     "is_causal": (variants.with_causal_flipped, "is_causal [False, False]"),
 }
 
@@ -182,7 +190,8 @@ def test_each_fault_is_named(real, stage):
     broken, change = BREAKS[stage]
     trace = bisect(model, broken(drafter), texts, masks)
     assert trace.verdict.startswith(f"verdict: {stage} is at fault"), list(trace.lines())
-    assert change.rstrip(":") in trace.verdict
+    # Untrained special tokens have embeddings alike: several may be named.
+    assert change in trace.verdict
 
 
 @pytest.mark.slow

@@ -77,13 +77,18 @@ class Outcome:
 
 @dataclass
 class Trace:
-    """What a bisection found: ``fault`` is the repair that helps most, if one certainly does."""
+    """What a bisection found.
+
+    ``fault`` is the repair that helps most, if one certainly does; ``alike`` are those of the same
+    stage that the anchors do not tell from it.
+    """
 
     drafter: Drafter
     forced: Forced
     outcomes: list[Outcome]
     fault: Outcome | None
     window: tuple[float, float] | None
+    alike: Sequence[Outcome] = ()
 
     def lines(self) -> Iterator[str]:
         """One line a fact, the verdict last."""
@@ -120,10 +125,10 @@ class Trace:
     def verdict(self) -> str:
         """One line: the stage at fault, or where to look."""
         if self.fault is not None:
-            trial = self.fault.trial
+            changes = [outcome.trial.change for outcome in (self.fault, *self.alike)]
             return (
-                f"verdict: {trial.stage} is at fault: with {trial.change} the true tokens gain "
-                f"{self.fault.gain:.2f} nats"
+                f"verdict: {self.fault.trial.stage} is at fault: with {', or '.join(changes)}, the "
+                f"true tokens gain {self.fault.gain:.2f} nats"
             )
         if self.window is not None and self.window[1] < self.window[0] / 2:
             return "verdict: sliding_window is at fault: drafts are good within it, not past it"
@@ -185,8 +190,9 @@ def bisect(
             break
     certain = [outcome for outcome in live if outcome.certain]
     fault = max(certain, key=lambda outcome: outcome.gain, default=None)
+    alike = [o for o in certain if o is not fault and o.trial.stage == fault.trial.stage]
     forced = Forced.joined(parts)
-    return Trace(drafter, forced, outcomes, fault, _window(drafter, seen, forced))
+    return Trace(drafter, forced, outcomes, fault, _window(drafter, seen, forced), alike)
 
 
 Piece = tuple[Replay, int]
