@@ -59,7 +59,9 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         type=safetensors_file,
         default=None,
         metavar="FILE",
-        help="Write the caches, which then cover the prompt and the answer, to a .safetensors file",
+        help="Write the caches, which then cover prompt and answer, to a .safetensors file. "
+        "The prompt of --prompt-cache-file comes right behind them, as in mlx-lm; for turns of a "
+        "chat use mlx_dflash2.chat",
     )
     add_refused_arguments(parser, REFUSED)
     parser.add_argument(
