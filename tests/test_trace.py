@@ -23,6 +23,8 @@ QUESTIONS = (
     "Tom has 14 apples and buys 9 more. How many apples does he have now?",
     "List five facts about the moon.",
     "Write a short Python function that returns the sum of a list.",
+    "Summarise in one sentence: Maria moved to Lisbon in May. She found a job in a bakery and made "
+    "many friends.",
 )
 
 
@@ -100,7 +102,9 @@ def forced(logprob, selector=None):
 def test_gains_weigh_early_rows_and_skip_what_says_nothing():
     trial = Trial("x", "y", make_drafter())
     gain = trial.gains(forced([[-2.0, -2.0]]), forced([[-1.0, -2.0]]))
-    assert gain == pytest.approx([1 / (1 + np.exp(-0.5))])
+    assert gain == pytest.approx([1 / (1 + np.exp(-0.25))])
+    gain = trial.gains(forced([[-2.0, -2.0]]), forced([[-1.0, -2.0]]), most=0.5)
+    assert gain == pytest.approx([0.5 / (1 + np.exp(-0.25))])
     trial = Trial("x", "y", trial.drafter, of_selector=True)
     before = forced([[0, 0]] * 2, [[-2.0, np.nan], [np.nan, np.nan]])
     after = forced([[0, 0]] * 2, [[-1.5, np.nan], [np.nan, np.nan]])
@@ -110,12 +114,17 @@ def test_gains_weigh_early_rows_and_skip_what_says_nothing():
 def test_a_gain_counts_from_three_errors_on_and_of_what_works():
     trial, right = Trial("x", "y", make_drafter()), np.ones(4, bool)
     noise = np.tile([1.0, -1.0], 20)
-    assert not Outcome(trial, noise, right).certain and not Outcome(trial, noise).hopeless
-    assert Outcome(trial, noise + 0.6, right).certain
-    assert not Outcome(trial, noise + 0.6, ~right).certain  # and still never right
-    assert not Outcome(trial, np.ones(4), right).certain  # too few
-    assert Outcome(trial, noise - 0.6, right).hopeless
-    assert Outcome(trial, np.zeros(8), right).hopeless  # it changes nothing
+
+    def outcome(gains, hits=right):
+        return Outcome(trial, gains, gains, hits)
+
+    assert not outcome(noise).certain and not outcome(noise).hopeless
+    assert outcome(noise + 0.6).certain
+    assert not outcome(noise + 0.6, ~right).certain  # and still never right
+    assert not outcome(np.ones(4)).certain  # too few
+    assert not Outcome(trial, noise - 0.1, noise + 0.6, right).certain  # worse on the whole
+    assert outcome(noise - 0.6).hopeless
+    assert outcome(np.zeros(8)).hopeless  # it changes nothing
     assert not Outcome(trial).hopeless and not Outcome(trial).certain
 
 
@@ -197,5 +206,5 @@ def test_each_fault_is_named(real, stage):
 @pytest.mark.slow
 def test_nothing_is_at_fault_with_the_pair_as_it_is(real):
     model, drafter, texts, masks = real
-    trace = bisect(model, drafter, texts, masks, num_anchors=30)
-    assert trace.fault is None and "is at fault" not in trace.verdict.replace("no stage", "")
+    trace = bisect(model, drafter, texts, masks, num_anchors=28)
+    assert trace.verdict == "verdict: no stage is at fault"

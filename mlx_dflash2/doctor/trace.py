@@ -17,9 +17,11 @@ from ..targets import bind
 from ..teacher_forced import CANDIDATES, Forced, Replay, acceptance_length, measure, recall
 from .trials import Trial, make_trials
 
-DEFAULT_ANCHORS = 60
+DEFAULT_ANCHORS = 120
 # A gain counts from this many standard errors on, over at least so many anchors.
 CERTAIN, FEWEST_ANCHORS = 3.0, 12
+# Nats that one token may gain or lose in that: a few surprising tokens would outweigh all others.
+STEADY = 0.25
 # A repair is given up once it is this many standard errors below no gain at all.
 HOPELESS = 3.0
 FIRST_CHUNK = 4
@@ -31,18 +33,21 @@ LOW_RECALL = 0.4
 class Outcome:
     """What one repair did, anchor by anchor.
 
-    ``gains`` are of the true tokens' log probability; ``hits`` say whether the repaired stage was
-    right: the first row's best token, or the selector's choices among candidates with a true one.
+    ``gains`` are of the true tokens' log probability, ``steady`` the same with no token counting
+    much more than others; ``hits`` say whether the repaired stage was right: the first row's best
+    token, or the selector's choices among candidates with a true one.
     """
 
     trial: Trial
     gains: np.ndarray = field(default_factory=lambda: np.empty(0))
+    steady: np.ndarray = field(default_factory=lambda: np.empty(0))
     hits: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
 
     def add(self, before: Forced, after: Forced):
         """Take in the measurements of some more anchors."""
         hits = after.chosen[after.among] if self.trial.of_selector else after.best[:, 0]
         self.gains = np.concatenate([self.gains, self.trial.gains(before, after)])
+        self.steady = np.concatenate([self.steady, self.trial.gains(before, after, STEADY)])
         self.hits = np.concatenate([self.hits, hits])
 
     @property
@@ -50,15 +55,19 @@ class Outcome:
         return float(self.gains.mean()) if self.gains.size else 0.0
 
     @property
-    def error(self) -> float:
+    def errors(self) -> float:
+        """How many standard errors the steady gains are above nothing."""
+        if not self.steady.any():
+            return 0.0
         # Equal gains would claim no error at all.
-        return max(float(self.gains.std()) / self.gains.size**0.5, 1e-6) if self.gains.size else 1.0
+        error = max(float(self.steady.std()) / self.steady.size**0.5, 1e-6)
+        return float(self.steady.mean()) / error
 
     @property
     def hopeless(self) -> bool:
         """Clearly worse, or without any effect."""
-        changes = not self.gains.size or bool(self.gains.any())
-        return not changes or self.gain + HOPELESS * self.error < 0
+        without_effect = self.gains.size > 0 and not self.gains.any()
+        return without_effect or (self.errors < -HOPELESS and self.gain < 0)
 
     def is_behind(self, leader: "Outcome") -> bool:
         """Clearly worse than another repair of the same kind, anchor by anchor."""
@@ -72,7 +81,9 @@ class Outcome:
     def certain(self) -> bool:
         """Clearly better, and then a stage that works: a guess less sure of itself gains too."""
         works = self.hits.size > 0 and self.hits.mean() >= LOW_ACCEPTANCE
-        return works and self.gains.size >= FEWEST_ANCHORS and self.gain > CERTAIN * self.error
+        return (
+            works and self.gains.size >= FEWEST_ANCHORS and self.errors > CERTAIN and self.gain > 0
+        )
 
 
 @dataclass
@@ -107,8 +118,8 @@ class Trace:
         yield self._window()
         for outcome in sorted(self.outcomes, key=lambda o: -o.gain)[:5]:
             yield (
-                f"tried {outcome.trial.change}: {outcome.gain:+.3f} nats a token, error "
-                f"{outcome.error:.3f}, {outcome.gains.size} anchors"
+                f"tried {outcome.trial.change}: {outcome.gain:+.3f} nats a token, "
+                f"{outcome.errors:+.1f} standard errors, {outcome.gains.size} anchors"
             )
         yield self.verdict
 

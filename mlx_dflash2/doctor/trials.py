@@ -11,8 +11,8 @@ from .. import variants
 from ..drafter import Drafter
 from ..teacher_forced import Forced
 
-# Early rows decide: the first one counts most, and a row two later e times less.
-ROW_DECAY = 2.0
+# Early rows decide: a row four later counts e times less, as in training.
+ROW_DECAY = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,18 @@ class Trial:
     drafter: Drafter
     of_selector: bool = False
 
-    def gains(self, before: Forced, after: Forced) -> np.ndarray:
-        """What the true tokens' log probability gains at each anchor, in nats."""
+    def gains(self, before: Forced, after: Forced, most: float = np.inf) -> np.ndarray:
+        """What the true tokens' log probability gains at each anchor, in nats.
+
+        ``most`` limits what a single token may gain or lose.
+        """
         if self.of_selector:
             # An anchor without any true candidate says nothing about the selector.
-            difference = after.selector_logprob - before.selector_logprob
+            difference = (after.selector_logprob - before.selector_logprob).clip(-most, most)
             weights = np.where(np.isnan(difference), 0.0, 1.0)
             keep = weights.sum(axis=1) > 0
             return np.nansum(difference[keep], axis=1) / weights[keep].sum(axis=1)
-        difference = after.logprob - before.logprob
+        difference = (after.logprob - before.logprob).clip(-most, most)
         weights = np.exp(-np.arange(difference.shape[1]) / ROW_DECAY)
         return difference @ (weights / weights.sum())
 
