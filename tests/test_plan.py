@@ -163,3 +163,10 @@ def test_chips_are_found_by_name(name, found):
 def test_unknown_chips_have_no_bandwidth():
     assert chips.find_chip("AMD EPYC") is None and chips.find_chip("Apple M9 Max") is None
     assert all(chip.source.startswith("https://") for chip in chips.CHIPS)
+
+
+def test_a_pair_of_many_weights_is_counted_in_pieces():
+    """The full size has more weights than MLX takes names for at once."""
+    model, drafter = make_model(DENSE), make_drafter()
+    whole = touched(model, drafter, PROMPT, 8)
+    assert touched(model, drafter, PROMPT, 8, names_at_once=7) == whole

@@ -19,7 +19,13 @@ _EDGE = re.compile(r'"(\w+)" -> (\d+)')
 _NODE = re.compile(r'(\d+) \[label ="(\w+)"')
 
 
-def touched(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> Counter:
+def touched(
+    model: nn.Module,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    width: int,
+    names_at_once: int = 1000,
+) -> Counter:
     """How often each weight is read by a whole round; nothing of it is computed.
 
     Args:
@@ -27,22 +33,23 @@ def touched(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: in
         drafter (Drafter): The drafter.
         prompt (sequence of int): At least two token ids, all but the last before the round.
         width (int): Rows that the target verifies.
+        names_at_once (int): Weights to name in one drawing of the graph; MLX takes 1,024 at most.
 
     Returns:
         Counter: ``(name, whole)`` to a number of reads; ``whole`` is false where only some rows
         are looked up or a part is taken.
     """
-    outputs = _round(model, drafter, prompt, width)
-    weights = parameters(model, drafter)
-    labels = {f"weight{index}": name for index, name in enumerate(weights)}
-    text = io.StringIO()
-    named = dict(zip(labels, weights.values(), strict=True))
-    mx.export_to_dot(text, *outputs, **named)
-    kinds = dict(_NODE.findall(text.getvalue()))
-    reads = Counter()
-    for source, node in _EDGE.findall(text.getvalue()):
-        if source in labels:
-            reads[labels[source], kinds[node] not in _PARTS] += 1
+    outputs, reads = _round(model, drafter, prompt, width), Counter()
+    weights = list(parameters(model, drafter).items())
+    for start in range(0, len(weights), names_at_once):
+        names, arrays = zip(*weights[start : start + names_at_once], strict=True)
+        labels = {f"weight{index}": name for index, name in enumerate(names)}
+        text = io.StringIO()
+        mx.export_to_dot(text, *outputs, **dict(zip(labels, arrays, strict=True)))
+        kinds = dict(_NODE.findall(text.getvalue()))
+        for source, node in _EDGE.findall(text.getvalue()):
+            if source in labels:
+                reads[labels[source], kinds[node] not in _PARTS] += 1
     return reads
 
 
