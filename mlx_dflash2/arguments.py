@@ -5,7 +5,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .kv_quantization import KVQuantization
 from .sampling import make_logits_processors, make_sampler
+from .text import StopStrings, check_budget
 
 
 def add_model_arguments(parser: argparse.ArgumentParser):
@@ -219,6 +221,20 @@ def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]
         "logits_processors": make_logits_processors(**named(args, PROCESSORS)),
         "seed": args.seed,
     }
+
+
+def check_generation(args: argparse.Namespace):
+    """Refuse generation options that are out of range, before any weights are read.
+
+    Raises:
+        ValueError: in one line, naming the option.
+    """
+    if args.max_tokens == 0:
+        raise ValueError("`max_tokens` has to be non-zero (-1 for no limit).")
+    check_budget(args.max_tokens, args.prefill_step_size)
+    make_sampler(**named(args, SAMPLING))
+    KVQuantization(args.kv_bits, args.kv_group_size, args.quantized_kv_start).check(())
+    StopStrings(args.stop)
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser):

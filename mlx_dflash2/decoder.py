@@ -91,7 +91,7 @@ class Decoder:
         self.target, self.proposer = bind(model), draft_model
         if isinstance(draft_model, Drafter):
             check_fit(draft_model.args, self.target.shape)
-        self.block_size, self.verify_width = _widths(
+        self.block_size, self.verify_width = check_widths(
             draft_model.block_size, block_size, verify_width
         )
         self.keeps_cache = prompt_cache is not None
@@ -328,7 +328,12 @@ class Decoder:
             self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
 
 
-def _widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
+def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
+    """Block size and verify width in effect, for a drafter trained with blocks of ``trained``.
+
+    Raises:
+        ValueError: naming the one that is out of range.
+    """
     block = trained if block_size is None else block_size
     if not 1 <= block <= trained:
         raise ValueError(

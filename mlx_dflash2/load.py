@@ -125,13 +125,7 @@ def load(path_or_hf_repo: str | Path, **kwargs: Any) -> tuple[Any, ...]:
         ValueError: if it is a drafter, or its weights are damaged.
     """
     revision = kwargs.get("revision")
-    # The config alone first: a drafter's weights are then neither downloaded nor read.
-    config = read_config(resolve(path_or_hf_repo, revision, CONFIG_FILES))
-    if is_drafter(config):
-        raise ValueError(
-            f"{path_or_hf_repo}, given as the model, is a drafter; give it as the draft model, "
-            "and as the model the language model that it was made for."
-        )
+    config = check_target(path_or_hf_repo, revision)
     folder = resolve(path_or_hf_repo, revision, DEFAULT_ALLOW_PATTERNS)
     for file in weight_files(folder, "model*.safetensors"):
         read_header(file)
@@ -140,6 +134,22 @@ def load(path_or_hf_repo: str | Path, **kwargs: Any) -> tuple[Any, ...]:
     if missing:
         tokenizer.eos_token_ids = set(tokenizer.eos_token_ids) | missing
     return model, tokenizer, *rest
+
+
+def check_target(path_or_hf_repo: str | Path, revision: str | None = None) -> dict[str, Any]:
+    """Read a target's config.json alone; a drafter's weights are neither downloaded nor read.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError: if there is no such model.
+        ValueError: if it is a drafter.
+    """
+    config = read_config(resolve(path_or_hf_repo, revision, CONFIG_FILES))
+    if is_drafter(config):
+        raise ValueError(
+            f"{path_or_hf_repo}, given as the model, is a drafter; give it as the draft model, "
+            "and as the model the language model that it was made for."
+        )
+    return config
 
 
 def _stop_ids(config: dict[str, Any]) -> set[int]:

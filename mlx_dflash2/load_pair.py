@@ -10,8 +10,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from . import embedded
 from .console import note
+from .decoder import check_widths
 from .drafter import Drafter
-from .load import load, load_drafter
+from .load import check_target, load, load_drafter, read_drafter_args
 from .registry import default_drafter, mismatch_note
 
 EMBEDDED_NOTE = (
@@ -34,11 +35,12 @@ def pair_paths(model: str | None, draft_model: str | Path | None) -> tuple[str, 
     """Where target and drafter come from, the embedded pair if no target is named.
 
     Raises:
-        FileNotFoundError: if the embedded target is wanted and not installed.
-        ValueError: if no drafter is known for the target.
+        FileNotFoundError: if the target, or the package of the embedded one, is not there.
+        ValueError: if the target is a drafter, or no drafter is known for it.
     """
     if model is None:
         model = str(embedded.target_path())
+    check_target(model)
     if not draft_model:
         # Also where the folder is named, as a saved prompt cache names it.
         found = embedded.is_target(model)
@@ -51,6 +53,8 @@ def load_pair(
     draft_model: str | None,
     *,
     draft_bits: int | None = None,
+    block_size: int | None = None,
+    verify_width: int | None = None,
     **load_kwargs: Any,
 ) -> Pair:
     """Load a target and its drafter, the embedded pair if no target is named.
@@ -60,6 +64,7 @@ def load_pair(
         draft_model (str, optional): Folder or repository of the drafter; it may be left out for
             a known target.
         draft_bits (int, optional): Quantise the drafter at load, 4 or 8.
+        block_size, verify_width (int, optional): To be checked before weights are read.
         load_kwargs: Passed to :func:`mlx_dflash2.load`.
 
     Raises:
@@ -68,6 +73,7 @@ def load_pair(
     if model is None:
         note(EMBEDDED_NOTE)
     model, draft_model = pair_paths(model, draft_model)
+    check_widths(read_drafter_args(draft_model).block_size, block_size, verify_width)
     # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
     dtype = mx.float32 if mx.default_device() == mx.cpu else None
     # The drafter is the smaller one: what is wrong with it shows before the target is read.

@@ -29,10 +29,19 @@ def check_prompt(prompt: mx.array, max_tokens: int, prefill_step_size: int):
     Raises:
         ValueError: in one line, naming the argument.
     """
+    check_budget(max_tokens, prefill_step_size)
     if prompt.ndim != 1 or prompt.size == 0:
         raise ValueError(f"`prompt` has to be one row of token ids but has shape {prompt.shape}.")
     if not mx.issubdtype(prompt.dtype, mx.integer):
         raise ValueError(f"`prompt` has to hold integers but holds {prompt.dtype}.")
+
+
+def check_budget(max_tokens: int, prefill_step_size: int):
+    """Refuse numbers of tokens that mean nothing.
+
+    Raises:
+        ValueError: in one line, naming the argument.
+    """
     if max_tokens < -1:
         raise ValueError(f"`max_tokens` has to be -1 (no limit) or more but is {max_tokens}.")
     if prefill_step_size < 1:

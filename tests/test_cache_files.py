@@ -66,7 +66,7 @@ def test_a_file_of_save_prompt_cache(folders, tmp_path, invoke, kind):
     assert status == 0 and invoke(generate, *drafter, *rest)[1] == expected
 
 
-def test_the_embedded_pair_is_found_again_by_its_folder(monkeypatch):
+def test_the_embedded_pair_is_found_again_by_its_folder(monkeypatch, tmp_path):
     """A saved cache names the folder of its model, and no drafter."""
     drafters = []
 
@@ -79,8 +79,9 @@ def test_the_embedded_pair_is_found_again_by_its_folder(monkeypatch):
     assert load_pair.load_pair(None, None).name == folder
     assert load_pair.load_pair(folder, None).name == folder
     assert drafters == [embedded.drafter_path()] * 2
+    (tmp_path / "config.json").write_text((embedded_target() / "config.json").read_text())
     with pytest.raises(ValueError, match="No drafter is known"):
-        load_pair.load_pair(f"{folder}/copy", None)
+        load_pair.load_pair(str(tmp_path), None)
 
 
 def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, saved_pair):

@@ -16,6 +16,7 @@ from ..arguments import (
     add_sampling_arguments,
     add_stop_argument,
     add_template_arguments,
+    check_generation,
     load_arguments,
     named,
     sampling_options,
@@ -50,7 +51,8 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _command(args: argparse.Namespace):
-    pair = load_pair(**load_arguments(args))
+    check_generation(args)
+    pair = load_pair(**load_arguments(args), **named(args, DRAFTING))
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     # Once, as in mlx_lm.chat: with a seed of their own all answers would draw alike.

@@ -17,6 +17,7 @@ from ..arguments import (
     add_refused_arguments,
     add_sampling_arguments,
     add_stop_argument,
+    check_generation,
     load_arguments,
     named,
     safetensors_file,
@@ -74,7 +75,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _command(args: argparse.Namespace):
-    # Read before the models are: an empty prompt should not have to wait for them.
+    check_generation(args)
     prompt = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
     prompt = sys.stdin.read() if prompt == "-" else prompt
     saved = saved_metadata(args.prompt_cache_file) if args.prompt_cache_file else {}
@@ -83,7 +84,7 @@ def _command(args: argparse.Namespace):
         loading["model"] = same_model(args.model, saved.get("model"))
     saved_config = json.loads(saved.get("tokenizer_config", "{}"))
     loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
-    pair = load_pair(**loading)
+    pair = load_pair(**loading, **named(args, DRAFTING))
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     tokens = chat_prompt(

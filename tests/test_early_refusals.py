@@ -1,0 +1,66 @@
+"""What cannot work is refused in one line before any weights are read."""
+
+import importlib
+import io
+import re
+import sys
+
+import mlx.core as mx
+import pytest
+
+COMMANDS = [importlib.import_module(f"mlx_dflash2.{name}.command") for name in ("generate", "chat")]
+OPTIONS = {
+    "--max-tokens 0": "`max_tokens` has to be non-zero",
+    "--max-tokens -5": "`max_tokens` .* is -5",
+    "--prefill-step-size 0": "`prefill_step_size` .* is 0",
+    "--temp -1": "`temp` .* is -1",
+    "--top-p 3": "`top_p` .* is 3",
+    "--xtc-threshold 0.9": "`xtc_threshold` .* is 0.9",
+    "--kv-bits 7": "`kv_bits` .* is 7",
+    "--kv-bits 4 --kv-group-size 48": "`kv_group_size` .* is 48",
+    "--stop ": "`stop` .* ''",
+    "--block-size 99": "`block_size` is 99 .* 1 to 4",
+    "--verify-width 1": "`verify_width` is 1 .* from 2",
+}
+
+
+@pytest.fixture
+def refusal(monkeypatch, invoke):
+    """Runs a command that may not read a tensor; its one line of error."""
+
+    def unread(*args, **kwargs):
+        raise AssertionError("weights were read")
+
+    def refusal(command, *args):
+        monkeypatch.setattr(mx, "load", unread)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nq\n"))
+        status, out, err = invoke(*args, main=command.main)
+        assert status == 1 and out == ""
+        lines = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1 and err.splitlines()[-1] == lines[0], err
+        return lines[0]
+
+    return refusal
+
+
+def pair(folders):
+    return ["--model", f"{folders / 'target'}", "--draft-model", f"{folders / 'drafter'}"]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda module: module.__name__.split(".")[1])
+def test_options_out_of_range(command, option, refusal, model_folders):
+    line = refusal(command, *pair(model_folders), *option.split(" "))
+    assert re.search(OPTIONS[option], line), line
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda module: module.__name__.split(".")[1])
+def test_models_that_are_none(command, refusal, model_folders, tmp_path):
+    """With no drafter named, too, the line says what is wrong with the model."""
+    drafter, missing = str(model_folders / "drafter"), str(tmp_path / "nowhere")
+    assert "is a drafter; give it as the draft model" in refusal(command, "--model", drafter)
+    assert f"'{missing}' is neither" in refusal(command, "--model", missing)
+    assert "has no config.json" in refusal(command, "--model", str(tmp_path))
+    target = str(model_folders / "target")
+    assert "No drafter is known" in refusal(command, "--model", target)
+    assert "not a DFlash drafter" in refusal(command, "--model", target, "--draft-model", target)
