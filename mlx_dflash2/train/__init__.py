@@ -1,0 +1,1 @@
+"""Training a DFlash 2 drafter for any target."""

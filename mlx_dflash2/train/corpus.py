@@ -1,0 +1,99 @@
+"""Text that the target wrote, as token ids on disk."""
+
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+FIELDS = ("tokens", "lengths", "prompt_lengths")
+
+
+class Text(NamedTuple):
+    """One prompt with its answer: ids [S], how many of them are the prompt, and its kind."""
+
+    tokens: np.ndarray
+    prompt_length: int
+    kind: str = ""
+
+
+class Corpus(Sequence):
+    """The texts of all ``*.npz`` shards of a folder, in order of the shards' names.
+
+    A shard holds ``tokens`` (all texts one after another, unsigned integers), ``lengths`` and
+    ``prompt_lengths`` (one a text), and may hold ``kinds`` (strings, one a text).
+
+    Args:
+        path (str or Path): A folder of shards, or one shard.
+
+    Raises:
+        FileNotFoundError: if there is no shard.
+        ValueError: naming the shard and what is wrong with it.
+    """
+
+    def __init__(self, path: str | Path):
+        path = Path(path)
+        files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+        if not files or not files[0].is_file():
+            raise FileNotFoundError(f"{path} holds no *.npz shard of texts.")
+        parts = [_read_shard(file) for file in files]
+        self.tokens = np.concatenate([part["tokens"] for part in parts])
+        self.lengths = np.concatenate([part["lengths"] for part in parts])
+        self.prompt_lengths = np.concatenate([part["prompt_lengths"] for part in parts])
+        self.kinds = np.concatenate([part["kinds"] for part in parts])
+        self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Text:
+        start, length = self.starts[index], self.lengths[index]
+        tokens = self.tokens[start : start + length]
+        return Text(tokens, int(self.prompt_lengths[index]), str(self.kinds[index]))
+
+    @property
+    def num_answer_tokens(self) -> int:
+        return int(self.lengths.sum() - self.prompt_lengths.sum())
+
+
+def _read_shard(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(file) as shard:
+            found = {name: shard[name] for name in shard.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file} is no shard of texts: {error}.") from error
+    for name in FIELDS:
+        if name not in found:
+            raise ValueError(f"{file} has no `{name}`.")
+        if not np.issubdtype(found[name].dtype, np.integer) or found[name].ndim != 1:
+            raise ValueError(f"`{name}` of {file} is no list of integers.")
+    tokens, lengths, prompt_lengths = (found[name].astype(np.int64) for name in FIELDS)
+    if len(lengths) != len(prompt_lengths) or lengths.sum() != len(tokens):
+        raise ValueError(f"The lengths of {file} do not add up to its {len(tokens)} tokens.")
+    if (tokens < 0).any() or (prompt_lengths < 1).any() or (prompt_lengths > lengths).any():
+        raise ValueError(f"{file} holds a negative id, or a prompt longer than its text.")
+    kinds = found.get("kinds", np.full(len(lengths), ""))
+    if len(kinds) != len(lengths):
+        raise ValueError(f"`kinds` of {file} are {len(kinds)}, its texts {len(lengths)}.")
+    return {
+        "tokens": tokens.astype(np.uint32),
+        "lengths": lengths,
+        "prompt_lengths": prompt_lengths,
+        "kinds": kinds.astype(str),
+    }
+
+
+def write_shard(file: str | Path, texts: Iterable[Text]):
+    """Write texts as one shard, whole or not at all."""
+    file, texts = Path(file), list(texts)
+    partial = file.with_suffix(".partial")
+    with open(partial, "wb") as stream:
+        np.savez_compressed(
+            stream,
+            tokens=np.concatenate([np.asarray(text.tokens, np.uint32) for text in texts]),
+            lengths=np.array([len(text.tokens) for text in texts]),
+            prompt_lengths=np.array([text.prompt_length for text in texts]),
+            kinds=np.array([text.kind for text in texts], dtype=str),
+        )
+    partial.rename(file)
