@@ -26,6 +26,18 @@ class StackedLayer:
         real = real[:, None, None]
         return real if visible is None else visible & real
 
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+    ) -> mx.array:
+        """As a single layer's, for every context with its row of a block."""
+        keys, values = self.with_block(keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Every context followed by its row of a block [B, n_kv_heads, L, head_dim]."""
         none = keys[:1, :, :0], values[:1, :, :0]

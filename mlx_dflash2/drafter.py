@@ -112,10 +112,8 @@ class DraftAttention(nn.Module):
         B, L, _ = x.shape
         queries = self.q_norm(self.q_proj(x).reshape(B, L, self.n_heads, -1))
         queries = self.rope(queries.transpose(0, 2, 1, 3), offset=position)
-        keys, values = context.with_block(*self.keys_and_values(x, position))
-        output = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self.scale, mask=mask
-        )
+        keys, values = self.keys_and_values(x, position)
+        output = context.attend(queries, keys, values, self.scale, mask)
         return self.o_proj(output.transpose(0, 2, 1, 3).reshape(B, L, -1))
 
 

@@ -112,11 +112,31 @@ class Target:
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The target's own logits."""
-        return self.unembed(hidden)
+        return self.transform(self.unembed(hidden))
+
+    def transform(self, raw: mx.array) -> mx.array:
+        """The target's own logits from what the head's matrix gives."""
+        return raw
 
     def unembed(self, hidden: mx.array) -> mx.array:
         """The head's matrix, tied or not."""
         return self._head_module.as_linear(hidden) if self._tied else self._head_module(hidden)
+
+    def head_rows(self, ids: mx.array) -> mx.array:
+        """The head's weights [n, H] of some token ids, unpacked.
+
+        Raises:
+            ValueError: if the head has more than one matrix: a bias, or an adapter.
+        """
+        head = self._head_module
+        if head is not _base(head) or "bias" in head:
+            raise ValueError("The target's head has a bias or an adapter: rows cannot be picked.")
+        if "scales" not in head:
+            return head.weight[ids]
+        biases = head.biases[ids] if head.get("biases") is not None else None
+        packed = head.weight[ids], head.scales[ids], biases
+        scheme = {"group_size": head.group_size, "bits": head.bits, "mode": head.mode}
+        return mx.dequantize(*packed, **scheme)
 
     @property
     def _tied(self) -> bool:

@@ -53,7 +53,6 @@ class Target(SlidingTarget):
         projected = inner.per_layer_projection_norm(mx.unflatten(projected, -1, shape))
         return (projected + mx.unflatten(rows, -1, shape)) * inner.per_layer_input_scale
 
-    def logits(self, hidden: mx.array) -> mx.array:
+    def transform(self, raw: mx.array) -> mx.array:
         cap = self.language_model.final_logit_softcapping
-        out = self.unembed(hidden)
-        return out if cap is None else logit_softcap(cap, out)
+        return raw if cap is None else logit_softcap(cap, raw)

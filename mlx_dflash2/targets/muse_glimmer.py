@@ -18,8 +18,7 @@ class Target(SlidingTarget):
         # Only the target's own input is normed: drafters were trained on the raw rows.
         return mx.fast.rms_norm(self.inner.embed_tokens(tokens), None, self.inner.embed_eps)
 
-    def logits(self, hidden: mx.array) -> mx.array:
+    def transform(self, raw: mx.array) -> mx.array:
         args = self.language_model.args
-        out = self.unembed(hidden) * args.output_multiplier
         cap = args.final_logit_softcapping
-        return mx.tanh(out / cap) * cap
+        return mx.tanh(raw * args.output_multiplier / cap) * cap
