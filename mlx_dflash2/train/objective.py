@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from ..drafter import Drafter
 from .blocks import run_blocks
+from .codebooks import FactoredCodebook
 from .losses import (
     d_pace_weights,
     position_weights,
@@ -42,15 +43,12 @@ class Objective:
         gamma: Decay of the rows' weights; ``None`` weighs them by D-PACE instead.
         selector_weight: Of the selector's loss beside the unary one.
         detach_selector: Whether the selector's loss leaves the rest of the drafter alone.
-        miss: What a row without the true token among its candidates is to the selector:
-            ``drop`` (nothing) or ``replace`` (the true token takes the last place).
     """
 
     loss: str = "ce"
     gamma: float | None = 4.0
     selector_weight: float = 1.0
     detach_selector: bool = False
-    miss: str = "drop"
 
     def __call__(
         self,
@@ -99,27 +97,24 @@ class Objective:
     def _costs(self, drafter, vocabulary, hidden, labels, before, final) -> "Costs":
         scores = vocabulary.scores(hidden, labels, final)
         unary, hard = unary_loss(self.loss, scores.draft, scores.target, scores.label)
-        best = mx.argmax(scores.unary, axis=-1)
-        best = scores.ids[best] == labels
+        best = scores.ids[mx.argmax(scores.unary, axis=-1)] == labels
         if not drafter.args.has_selector:
             return Costs(unary, hard, best)
-        K = drafter.args.selector_top_k
+        K, selector = drafter.args.selector_top_k, drafter.candidate_selector
         columns = mx.argpartition(mx.stop_gradient(-scores.unary), K - 1, axis=-1)[:, :K]
-        ids = scores.ids[columns]
-        among = mx.any(ids == labels[:, None], axis=-1)
-        if self.miss == "replace":
-            ids, columns = _with_label(ids, columns, labels, among, scores)
-        # Where scores are compared, the label's own column stands for it.
-        unaries = mx.take_along_axis(scores.draft, columns, axis=-1)
+        is_label = scores.ids[columns] == labels[:, None]
+        among = mx.any(is_label, axis=-1)
+        unaries = mx.take_along_axis(scores.unary, columns, axis=-1)
+        if self.detach_selector:
+            hidden, unaries = mx.stop_gradient(hidden), mx.stop_gradient(unaries)
+        choice = unaries + pair_scores(selector, hidden, before, scores.ids, columns)
         wanted = None
         if scores.target is not None:
             wanted = mx.exp(mx.take_along_axis(scores.target, columns, axis=-1))
-        if self.detach_selector:
-            hidden, unaries = mx.stop_gradient(hidden), mx.stop_gradient(unaries)
-        choice = unaries + pair_scores(drafter.candidate_selector, hidden, before, ids)
-        cost, logprob = selector_loss(choice, ids == labels[:, None], wanted)
-        picked = mx.take_along_axis(ids, mx.argmax(choice, axis=-1)[:, None], axis=-1)[:, 0]
-        return Costs(unary, hard, best, among, cost, logprob, (picked == labels) & among)
+        cost, logprob = selector_loss(choice, is_label, wanted)
+        picked = mx.argmax(choice, axis=-1, keepdims=True)
+        chosen = mx.take_along_axis(is_label, picked, axis=-1)[:, 0]
+        return Costs(unary, hard, best, among, cost, logprob, chosen)
 
     def _total(self, costs: "Costs", valid: mx.array) -> mx.array:
         weights = self._weights(mx.exp(-costs.hard), valid)
@@ -131,8 +126,9 @@ class Objective:
             loss = weighted_mean(costs.unary, weights)
         if costs.choice is None or self.selector_weight == 0:
             return loss
-        counted = costs.among if self.miss == "drop" else mx.ones_like(costs.among)
-        weights = self._weights(mx.where(costs.among, mx.exp(costs.logprob), 0.0), valid) * counted
+        right = mx.where(costs.among, mx.exp(costs.logprob), 0.0)
+        # A row without its true token among the candidates has nothing to choose, yet ends a path.
+        weights = self._weights(right, valid) * costs.among
         if self.gamma is None:
             return loss + self.selector_weight * (costs.choice * weights).sum() / blocks
         return loss + self.selector_weight * weighted_mean(costs.choice, weights)
@@ -167,16 +163,23 @@ class Costs(NamedTuple):
     chosen: mx.array | None = None
 
 
-def pair_scores(selector, hidden: mx.array, before: mx.array, ids: mx.array) -> mx.array:
-    """<A(before) * H(hidden), B(id)> for each candidate, float32.
+def pair_scores(
+    selector: Any, hidden: mx.array, before: mx.array, ids: mx.array, columns: mx.array
+) -> mx.array:
+    """<A(before) * H(hidden), B(candidate)> for each candidate, float32.
 
     Shapes:
-      - hidden: [M, H]; before: [M] ids; ids: [M, K]
+      - hidden: [M, H]; before: [M] ids; columns: [M, K] places of the candidates in ids [C]
     Returns:
       - [M, K]
     """
     gate = selector.hidden_projection(hidden) * selector.predecessor_codebook(before)
-    after = selector.successor_codebook(ids.flatten()).reshape(*ids.shape, -1)
+    codebook = selector.successor_codebook
+    if isinstance(codebook, FactoredCodebook) and ids.size < columns.size:
+        # Each row is a product: fewer are made where candidates repeat.
+        after = codebook(ids)[columns]
+    else:
+        after = codebook(ids[columns])
     return (after.astype(mx.float32) @ gate.astype(mx.float32)[..., None])[..., 0]
 
 
@@ -187,22 +190,13 @@ def _label_rows(batch: Batch, length: int, vocabulary) -> Rows:
     at = mx.minimum(at, batch.tokens.shape[1] - 1).reshape(N, -1)
     labels = mx.take_along_axis(batch.tokens, at, axis=1).reshape(N, A, length)
     before = mx.take_along_axis(batch.tokens, at - 1, axis=1).reshape(N, A, length)
-    limit = vocabulary.target.vocab_size
-    limit = min(limit, vocabulary.args.vocab_size, vocabulary.args.selector_vocab_size or limit)
+    limit = vocabulary.vocab_size
     valid = valid & (labels < limit)
     final = None
     if batch.final is not None:
         final = mx.take_along_axis(batch.final, (at - 1)[..., None], axis=1)
         final = final.reshape(N, A, length, -1)
     return Rows(mx.minimum(labels, limit - 1), before, valid, final)
-
-
-def _with_label(ids, columns, labels, among, scores):
-    """The label in the last candidate's place where it is missing."""
-    last = mx.arange(ids.shape[1]) == ids.shape[1] - 1
-    place = last & ~among[:, None]
-    ids = mx.where(place, labels[:, None], ids)
-    return ids, mx.where(place, scores.label[:, None], columns)
 
 
 def _counts(costs: Costs, valid: mx.array) -> dict[str, mx.array]:

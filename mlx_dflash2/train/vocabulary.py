@@ -1,4 +1,4 @@
-"""Log probabilities of drafter and target over the vocabulary, or over a sample that stands for it."""
+"""Log probabilities of drafter and target, over the vocabulary or a sample that stands for it."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,10 +42,15 @@ class FullVocabulary:
     args: DrafterArgs
 
     @property
-    def size(self) -> int:
-        """Columns of a row."""
+    def vocab_size(self) -> int:
+        """Ids that may be drafted."""
         limits = self.target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size
         return min(limit for limit in limits if limit)
+
+    @property
+    def size(self) -> int:
+        """Columns of a row."""
+        return self.vocab_size
 
     def draw(self, key: mx.array) -> "FullVocabulary":
         """For one step: nothing is drawn."""
@@ -55,7 +60,7 @@ class FullVocabulary:
         """Score rows.
 
         Shapes:
-          - hidden: [M, H] of the drafter; labels: [M] ids below ``size``
+          - hidden: [M, H] of the drafter; labels: [M] ids below ``vocab_size``
           - final: [M, H], what the target's head reads where it predicts the labels, or ``None``
         """
         size = self.size
@@ -86,7 +91,7 @@ class SampledVocabulary:
 
     def __init__(self, target: Any, args: DrafterArgs, frequent: np.ndarray, negatives: int):
         self.target, self.args = target, args
-        vocab_size = FullVocabulary(target, args).size
+        vocab_size = FullVocabulary(target, args).vocab_size
         others = np.setdiff1d(np.arange(vocab_size), frequent)
         if not 0 < negatives <= len(others):
             raise ValueError(

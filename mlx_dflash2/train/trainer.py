@@ -1,0 +1,290 @@
+"""The training loop."""
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.nn.utils import average_gradients
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from tqdm import tqdm
+
+from ..drafter import Drafter
+from . import checkpoints
+from .batches import Batches
+from .objective import Objective
+from .vocabulary import FullVocabulary, SampledVocabulary
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a run goes; steps are updates of the weights.
+
+    Attributes:
+        iters: Steps of the whole run.
+        learning_rate: After warm-up.
+        min_learning_rate: At the end.
+        warmup: Share of the steps in which the rate rises.
+        weight_decay: AdamW's.
+        clip: Largest norm of all gradients together.
+        accumulate: Batches a step.
+        dtype: What the drafter computes in; weights are kept and updated in float32.
+        average: Decay of the running average of the weights, 0 for none.
+        seed: Of everything that is drawn.
+    """
+
+    iters: int = 1000
+    learning_rate: float = 6e-4
+    min_learning_rate: float = 0.0
+    warmup: float = 0.04
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    accumulate: int = 1
+    dtype: str = "float32"
+    average: float = 0.0
+    seed: int = 0
+
+    def rate(self) -> Callable[[mx.array], mx.array]:
+        """Learning rate by step: up in a line, down in a cosine."""
+        warm = max(1, round(self.iters * self.warmup))
+        top, end = self.learning_rate, self.min_learning_rate
+        cosine = optim.cosine_decay(top, max(1, self.iters - warm), end)
+        return optim.join_schedules([optim.linear_schedule(top / warm, top, warm), cosine], [warm])
+
+
+class Diverged(ValueError):
+    """The loss or the gradients are no numbers any more."""
+
+
+class Trainer:
+    """A run in progress.
+
+    Args:
+        drafter (Drafter): Trained in place, what of it is not frozen, in float32.
+        target (Target): Gives embedding and head.
+        vocabulary: From :mod:`.vocabulary`.
+        batches (Batches): What to train on.
+        objective (Objective): What to lower.
+        schedule (Schedule): How.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Any,
+        vocabulary: FullVocabulary | SampledVocabulary,
+        batches: Batches,
+        objective: Objective,
+        schedule: Schedule,
+    ):
+        self.drafter, self.target, self.vocabulary = drafter, target, vocabulary
+        self.batches, self.objective, self.schedule = batches, objective, schedule
+        self.group = mx.distributed.init()
+        self.optimizer = optim.AdamW(schedule.rate(), weight_decay=schedule.weight_decay)
+        self.weights = drafter.trainable_parameters()
+        self.optimizer.init(self.weights)
+        self.average = self.weights if schedule.average else None
+        self.done = 0
+        self.dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16}[schedule.dtype]
+        drafter.train()
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Everything that a step changes."""
+        trees = {"weights": self.weights, "optimizer": self.optimizer.state}
+        return trees if self.average is None else trees | {"average": self.average}
+
+    def restore(self, saved: checkpoints.Saved):
+        """Go on behind a checkpoint.
+
+        Raises:
+            ValueError: if it is of another drafter or another run.
+        """
+        shapes = {name: value.shape for name, value in tree_flatten(self.weights)}
+        found = {name: value.shape for name, value in tree_flatten(saved.trees["weights"])}
+        if shapes != found:
+            odd = sorted(n for n in shapes | found if shapes.get(n) != found.get(n))[0]
+            raise ValueError(
+                f"The checkpoint's `{odd}` is {found.get(odd)} but the drafter's is "
+                f"{shapes.get(odd)}; train elsewhere or with the settings of the first run."
+            )
+        self.weights = saved.trees["weights"]
+        self.optimizer.state = saved.trees["optimizer"]
+        if self.average is not None:
+            self.average = saved.trees.get("average", self.weights)
+        self.done = saved.step
+
+    def step(self) -> dict[str, Any]:
+        """Train on the next batches; returns the loss and the counts of the objective.
+
+        Raises:
+            Diverged: naming step and batch; the weights are as before.
+        """
+        gradients, reports, first = None, [], self._first_batch()
+        for number in range(first, first + self.schedule.accumulate):
+            loss, counts, found = self._gradients(number)
+            gradients = found if gradients is None else tree_map(mx.add, gradients, found)
+            reports.append((loss, counts))
+            mx.eval(gradients, reports)
+        gradients = average_gradients(gradients, self.group)
+        gradients = tree_map(lambda g: g / self.schedule.accumulate, gradients)
+        gradients, norm = optim.clip_grad_norm(gradients, self.schedule.clip)
+        loss = sum(loss.item() for loss, _ in reports) / len(reports)
+        if not math.isfinite(loss) or not math.isfinite(norm.item()):
+            raise Diverged(
+                f"Step {self.done + 1}, batch {first}: the loss is {loss}, the gradients' norm "
+                f"{norm.item()}; lower the learning rate or go on from an earlier checkpoint."
+            )
+        self.weights = self.optimizer.apply_gradients(gradients, self.weights)
+        if self.average is not None:
+            # In the beginning it would mostly hold the start.
+            decay = min(self.schedule.average, (self.done + 1) / (self.done + 10))
+            self.average = tree_map(
+                lambda a, w: decay * a + (1 - decay) * w, self.average, self.weights
+            )
+        mx.eval(self.state)
+        self.done += 1
+        counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
+        return {"loss": loss, "norm": norm.item(), "counts": counts}
+
+    def _first_batch(self) -> int:
+        return (self.done * self.group.size() + self.group.rank()) * self.schedule.accumulate
+
+    def _gradients(self, number: int):
+        batch = self.batches.batch(number)
+        key = mx.random.key(self.schedule.seed * 1_000_003 + number)
+        vocabulary = self.vocabulary.draw(key)
+
+        def loss_of(weights):
+            self.drafter.update(tree_map(lambda w: w.astype(self.dtype), weights))
+            return self.objective(self.drafter, self.target, vocabulary, batch)
+
+        (loss, counts), gradients = mx.value_and_grad(loss_of)(self.weights)
+        return loss, counts, gradients
+
+    def load_weights(self, averaged: bool):
+        """Put the trained weights into the drafter, or their average, and make it ready to draft."""
+        weights = self.average if averaged and self.average is not None else self.weights
+        self.drafter.update(weights)
+        self.drafter.eval()
+        mx.eval(self.drafter.parameters())
+
+
+def fit(
+    trainer: Trainer,
+    folder: str | Path,
+    settings: dict[str, Any],
+    *,
+    steps_per_report: int = 10,
+    save_every: int = 100,
+    stop_after: float | None = None,
+):
+    """Train to the end of the schedule, keeping checkpoints and a log of what each report says.
+
+    Args:
+        trainer (Trainer): Fresh or restored.
+        folder (str or Path): For ``checkpoints`` and ``log.jsonl``.
+        settings (dict): Kept in the checkpoints.
+        steps_per_report (int): Default: ``10``.
+        save_every (int): Steps from one checkpoint to the next. Default: ``100``.
+        stop_after (float, optional): Seconds after which to save and stop. Default: ``None``.
+
+    Raises:
+        Diverged: as :meth:`Trainer.step`; the last good weights are saved.
+        KeyboardInterrupt: after saving.
+    """
+    folder = Path(folder)
+    saved_at = -1
+    main = trainer.group.rank() == 0
+
+    def save():
+        nonlocal saved_at
+        if main and saved_at != trainer.done:
+            checkpoints.save(folder / "checkpoints", trainer.done, trainer.state, settings)
+        saved_at = trainer.done
+
+    began, report = time.monotonic(), Report()
+    bar = tqdm(total=trainer.schedule.iters, initial=trainer.done, desc="fit", disable=not main)
+    try:
+        while trainer.done < trainer.schedule.iters:
+            if stop_after is not None and time.monotonic() - began > stop_after:
+                break
+            report.add(trainer.step())
+            bar.update()
+            if trainer.done % steps_per_report == 0:
+                line = report.line(trainer)
+                bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
+                if main:
+                    _append(folder / "log.jsonl", line)
+                report = Report()
+            if trainer.done % save_every == 0:
+                save()
+    finally:
+        bar.close()
+        save()
+
+
+class Report:
+    """What some steps did together."""
+
+    def __init__(self):
+        self.losses, self.norms, self.counts = [], [], None
+        self.began = time.monotonic()
+
+    def add(self, result: dict[str, Any]):
+        """Take in what :meth:`Trainer.step` gave."""
+        self.losses.append(result["loss"])
+        self.norms.append(result["norm"])
+        counts = result["counts"]
+        self.counts = counts if self.counts is None else tree_map(mx.add, self.counts, counts)
+
+    def line(self, trainer: Trainer) -> dict[str, Any]:
+        """As a line of the log: shares are of all rows of a position, whatever was before them.
+
+        ``length`` is the acceptance length over the anchors drawn. It overstates decoding's,
+        which visits hard places more often.
+        """
+        counts = {name: value.tolist() for name, value in self.counts.items()}
+        rows = [max(1, n) for n in counts["rows"]]
+
+        def share(name: str) -> list[float]:
+            return [round(n / d, 4) for n, d in zip(counts[name], rows, strict=True)]
+
+        prefix = counts.get("chosen_prefix", counts["best_prefix"])
+        shares = {name: share(name) for name in ("best", "among", "chosen") if name in counts}
+        return {
+            "step": trainer.done,
+            "loss": sum(self.losses) / len(self.losses),
+            "norm": sum(self.norms) / len(self.norms),
+            "learning_rate": float(trainer.optimizer.learning_rate.item()),
+            "length": 1 + sum(n / rows[0] for n in prefix),
+            "blocks_per_second": rows[0] * trainer.group.size() / (time.monotonic() - self.began),
+            **shares,
+        }
+
+
+def _append(path: Path, line: dict[str, Any]):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def settings_of(*parts: Any) -> dict[str, Any]:
+    """Dataclasses as one dictionary, to be kept beside what they made."""
+    return {name: value for part in parts for name, value in asdict(part).items()}
+
+
+def as_tree(weights: dict[str, mx.array]) -> Any:
+    """Arrays by path as a tree."""
+    return tree_unflatten(list(weights.items()))
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Numbers that are trained."""
+    return sum(value.size for _, value in tree_flatten(module.trainable_parameters()))
