@@ -147,7 +147,8 @@ def _dequantise(drafter: Drafter, dtype: mx.Dtype):
 
 def _published_config(hf_path: str, revision: str | None) -> dict[str, Any]:
     config = read_config(resolve(hf_path, revision, CONFIG_FILES))
-    return from_speculators(config) if is_speculators(config) else config
+    config = from_speculators(config) if is_speculators(config) else config
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def _source_card(hf_path: str, revision: str | None) -> str | None:

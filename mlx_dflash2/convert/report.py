@@ -18,8 +18,10 @@ tags: [mlx, dflash, speculative-decoding]
 
 # {name}
 
-A DFlash {generation} drafter, converted to MLX format from {source}: {scheme}. It is no model on its own:
-it uses the embedding, the head and the hidden states of the target that it was trained for.
+A DFlash {generation} drafter, converted to MLX format from {source}:
+{scheme}.
+It is no model on its own: it uses the embedding, the head and the hidden states of the target
+that it was trained for.
 
 ```shell
 mlx_dflash2.generate --model TARGET --draft-model {name} --prompt "Hello"
@@ -53,12 +55,9 @@ def describe_scheme(drafter: Drafter) -> str:
     if section is None:
         return f"all {dtype}"
     text = f"{section['bits']} bits in groups of {section['group_size']}"
-    others = {path: s for path, s in section.items() if isinstance(s, dict)}
-    if others:
-        counts = Counter(
-            f"{s['bits']} bits for {path.split('.')[-1]}" for path, s in others.items()
-        )
-        text += f" ({', '.join(counts)})"
+    own = {f"{s['bits']}" for s in section.values() if isinstance(s, dict)}
+    if own:
+        text += f" (some {' or '.join(sorted(own))} bits)"
     return f"{text}, the rest {dtype}"
 
 
@@ -82,18 +81,17 @@ def describe(drafter: Drafter, path: Path, left: list[str]) -> Iterator[str]:
         left (list of str): Matrices that could not be quantised.
     """
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
-    yield f"Wrote {path}: {size / 1e9:.3g} GB, {describe_scheme(drafter)}."
+    bits = f"{bits_per_weight(drafter):.3f} bits per weight"
+    yield f"Wrote {path}: {size / 1e9:.3g} GB, {bits}: {describe_scheme(drafter)}."
+    kept = [name for name, module in matrices(drafter) if "scales" not in module]
     if quantization_of(drafter) is None:
-        yield f"{bits_per_weight(drafter):.3f} bits per weight."
         return
-    yield f"Quantized model with {bits_per_weight(drafter):.3f} bits per weight."
     if left:
-        yield (f"Not quantised, as the group size does not divide their rows: {_named(left)}.")
-    kept = [path for path, m in matrices(drafter) if "scales" not in m and path not in left]
-    parts = ([_named(kept)] if kept else []) + ["norms"]
+        yield f"Not quantised, as the group size does not divide their rows: {_named(left)}."
+    parts = [_named([name for name in kept if name not in left]), "norms"]
     if drafter.args.has_conv:
-        parts.append("base kernels")
-    yield f"Not quantised, as they are small: {', '.join(parts)}."
+        parts.append("base_kernel")
+    yield f"Not quantised, as always: {', '.join(filter(None, parts))}."
 
 
 def _named(paths: list[str]) -> str:
