@@ -83,11 +83,11 @@ def describe(drafter: Drafter, path: Path, left: list[str]) -> Iterator[str]:
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     bits = f"{bits_per_weight(drafter):.3f} bits per weight"
     yield f"Wrote {path}: {size / 1e9:.3g} GB, {bits}: {describe_scheme(drafter)}."
-    kept = [name for name, module in matrices(drafter) if "scales" not in module]
     if quantization_of(drafter) is None:
         return
     if left:
         yield f"Not quantised, as the group size does not divide their rows: {_named(left)}."
+    kept = [name for name, module in matrices(drafter) if "scales" not in module]
     parts = [_named([name for name in kept if name not in left]), "norms"]
     if drafter.args.has_conv:
         parts.append("base_kernel")
