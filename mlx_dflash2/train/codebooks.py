@@ -33,7 +33,7 @@ class FactoredCodebook(nn.Module):
 
 
 def factor(embed: Callable[[mx.array], mx.array], table: mx.array) -> FactoredCodebook:
-    """The factored codebook nearest to a table [V, R], by least squares; exact for one of rank H."""
+    """The factored codebook nearest to a table [V, R], by least squares."""
     rows = embed(mx.arange(table.shape[0])).astype(mx.float32)
     # The normal equations are as small as the embedding is wide.
     gram = rows.T @ rows

@@ -38,7 +38,7 @@ def unary_loss(
 
     Args:
         kind (str): One of ``LOSSES``.
-        draft (mx.array): Log probabilities [M, C].
+        draft (mx.array): Log probabilities [M, C], finite.
         target (mx.array, optional): Those wanted; ``None`` wants the true token alone.
         label (mx.array): Columns [M] of the true tokens.
     """
@@ -47,8 +47,8 @@ def unary_loss(
         cross, divergence, variation = hard, hard, 1 - mx.exp(-hard)
     else:
         wanted = mx.exp(target)
-        cross = -_expected(wanted, draft)
-        divergence = cross + _expected(wanted, target)
+        cross = -(wanted * draft).sum(axis=-1)
+        divergence = cross + (wanted * target).sum(axis=-1)
         variation = 0.5 * mx.abs(wanted - mx.exp(draft)).sum(axis=-1)
     if kind == "ce":
         return cross, hard
@@ -58,11 +58,6 @@ def unary_loss(
         return 0.1 * cross + 0.9 * variation, hard
     share = mx.stop_gradient(mx.exp(-3 * (1 - variation)))
     return share * divergence + (1 - share) * variation, hard
-
-
-def _expected(weights: mx.array, logs: mx.array) -> mx.array:
-    """Sum of weights times logs, where a weight of 0 takes nothing even of -inf."""
-    return mx.where(weights > 0, weights * mx.maximum(logs, -1e9), 0.0).sum(axis=-1)
 
 
 def selector_loss(

@@ -169,7 +169,7 @@ class Trainer:
         return loss, counts, gradients
 
     def load_weights(self, averaged: bool):
-        """Put the trained weights into the drafter, or their average, and make it ready to draft."""
+        """Put the trained weights, or their average, into the drafter, which can then draft."""
         weights = self.average if averaged and self.average is not None else self.weights
         self.drafter.update(weights)
         self.drafter.eval()

@@ -10,6 +10,8 @@ from ..drafter_args import DrafterArgs
 
 # Numbers of a logits array that may live at once: more rows are taken in turns.
 MAX_LOGITS = 2**25
+# Finite, since 0 times infinity is no number.
+_NEVER = -1e9
 
 
 class Scores(NamedTuple):
@@ -131,7 +133,7 @@ class SampledVocabulary:
         own = column < 0
         hits = self.sample[None] == labels[:, None]
         stand_for = (self.others.size - own) / (self.negatives - hits.sum(axis=1))
-        lift = mx.where(hits, -mx.inf, mx.log(stand_for)[:, None])
+        lift = mx.where(hits, _NEVER, mx.log(stand_for)[:, None])
         label_rows = self.target.head_rows(labels).astype(mx.float32)
 
         def joined(hidden: mx.array, transform) -> tuple[mx.array, mx.array]:
@@ -139,7 +141,7 @@ class SampledVocabulary:
             frequent = transform(hidden @ self.rows.T)
             sample = transform(hidden @ self.sample_rows.T) + lift
             label = transform((hidden * label_rows).sum(axis=-1, keepdims=True))
-            label = mx.where(own[:, None], label, -mx.inf)
+            label = mx.where(own[:, None], label, _NEVER)
             return frequent, log_softmax(mx.concatenate([frequent, sample, label], axis=-1))
 
         unary, draft = joined(hidden, lambda logits: draft_transform(logits, self.args))
