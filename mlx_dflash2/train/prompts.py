@@ -55,7 +55,9 @@ class Grammar:
         chosen = {}
         for slot, fields in _fields(template).items():
             values = rng.sample(self.slots[slot], len(fields))
-            chosen |= {field: self.fill(value, rng) for field, value in zip(fields, values)}
+            chosen |= {
+                field: self.fill(value, rng) for field, value in zip(fields, values, strict=True)
+            }
         return _FIELD.sub(lambda match: chosen[match[0]], template)
 
     def texts(self, kind: str, rng: random.Random) -> Iterator[str]:
