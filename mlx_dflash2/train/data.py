@@ -99,8 +99,9 @@ def generate(
     with _Progress(shards, settings, progress) as bar:
         for index, (file, part) in enumerate(shards.items()):
             if not file.exists():
-                answers = _Answers(model, tokenizer, settings, batch_size, bar.answered)
-                write_shard(file, answers.to(part, index))
+                _seed(seed, index)
+                with closing(_generator(model, tokenizer, settings, batch_size)) as generator:
+                    write_shard(file, _texts(generator, part, settings, bar.answered))
                 bar.written(file)
     return Corpus(folder)
 
@@ -158,55 +159,45 @@ def _compare(file: Path, record: dict[str, Any]):
             )
 
 
-class _Answers:
-    """The model's answers to one shard of prompts."""
+def _seed(seed: int, index: int):
+    # Mixed, so that shard 1 of seed 0 is not shard 0 of seed 1.
+    mx.random.seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: TokenizerWrapper,
-        settings: Settings,
-        batch_size: int,
-        answered: Callable[[int], None],
-    ):
-        self.settings, self.answered = settings, answered
-        self.generator = BatchGenerator(
-            model,
-            stop_tokens=[[token] for token in tokenizer.eos_token_ids],
-            sampler=make_sampler(settings.temp, settings.top_p),
-            completion_batch_size=batch_size,
-            prefill_batch_size=min(8, batch_size),
-        )
 
-    def to(self, prompts: list[Prompt], index: int) -> list[Text]:
-        # Mixed, so that shard 1 of seed 0 is not shard 0 of seed 1.
-        mixed = np.random.SeedSequence([self.settings.seed, index]).generate_state(1)
-        mx.random.seed(int(mixed[0]))
-        budgets = [
-            min(self.settings.max_tokens, self.settings.max_seq_length - len(prompt.tokens))
-            for prompt in prompts
-        ]
-        with closing(self.generator):
-            uids = self.generator.insert([list(prompt.tokens) for prompt in prompts], budgets)
-            answers = self._run(uids)
-        return [
-            Text(
-                np.array([*prompt.tokens, *answers[uid]], np.uint32),
-                len(prompt.tokens),
-                prompt.suite,
-            )
-            for uid, prompt in zip(uids, prompts, strict=True)
-        ]
+def _generator(
+    model: nn.Module, tokenizer: TokenizerWrapper, settings: Settings, batch_size: int
+) -> BatchGenerator:
+    return BatchGenerator(
+        model,
+        stop_tokens=[[token] for token in tokenizer.eos_token_ids],
+        sampler=make_sampler(settings.temp, settings.top_p),
+        completion_batch_size=batch_size,
+        prefill_batch_size=min(8, batch_size),
+    )
 
-    def _run(self, uids: list[int]) -> dict[int, list[int]]:
-        answers: dict[int, list[int]] = {uid: [] for uid in uids}
-        while responses := self.generator.next_generated():
-            for response in responses:
-                # A stop token is part of the text: a drafter has to learn where answers end.
-                answers[response.uid].append(response.token)
-                if response.finish_reason is not None:
-                    self.answered(len(answers[response.uid]))
-        return answers
+
+def _texts(
+    generator: BatchGenerator,
+    prompts: list[Prompt],
+    settings: Settings,
+    answered: Callable[[int], None],
+) -> list[Text]:
+    budgets = [
+        min(settings.max_tokens, settings.max_seq_length - len(prompt.tokens)) for prompt in prompts
+    ]
+    uids = generator.insert([list(prompt.tokens) for prompt in prompts], budgets)
+    tokens = {uid: list(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
+    lengths = {uid: len(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
+    while responses := generator.next_generated():
+        for response in responses:
+            # A stop token is part of the text: a drafter has to learn where answers end.
+            tokens[response.uid].append(response.token)
+            if response.finish_reason is not None:
+                answered(len(tokens[response.uid]) - lengths[response.uid])
+    return [
+        Text(np.array(tokens[uid], np.uint32), len(prompt.tokens), prompt.suite)
+        for uid, prompt in zip(uids, prompts, strict=True)
+    ]
 
 
 class _Progress:
