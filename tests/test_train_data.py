@@ -138,7 +138,7 @@ def test_a_corpus_is_what_was_written(tmp_path):
     assert [text.kind for text in corpus] == ["chat", "code", "chat"]
     assert corpus.num_answer_tokens == 3
     assert len(Corpus(tmp_path / "shard-00001.npz")) == 1
-    with pytest.raises(FileNotFoundError, match="no \\*.npz shard"):
+    with pytest.raises(FileNotFoundError, match=r"no \*.npz shard"):
         Corpus(tmp_path / "none")
 
 
@@ -288,7 +288,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
         new = re.escape(repr(next(iter(change.values()))))
         with pytest.raises(ValueError, match=rf"`{field}` is {new} but .* was made with .*folder"):
             generate(model, tokenizer, rows, tmp_path, **SETTINGS | change)
-    with pytest.raises(ValueError, match="`prompts` is '.*' but .* was made with '.*'"):
+    with pytest.raises(ValueError, match=r"`prompts` is '.*' but .* was made with '.*'"):
         generate(model, tokenizer, rows[:1], tmp_path, **SETTINGS)
     assert _shards(tmp_path) == before
     # How many are written at a time is no setting of the corpus.
@@ -299,7 +299,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
         with pytest.raises(ValueError, match=message):
             generate(model, tokenizer, rows, tmp_path, **SETTINGS)
     (tmp_path / "corpus.json").unlink()
-    with pytest.raises(ValueError, match="has shards but no corpus.json"):
+    with pytest.raises(ValueError, match=r"has shards but no corpus\.json"):
         generate(model, tokenizer, rows, tmp_path, **SETTINGS)
 
 
