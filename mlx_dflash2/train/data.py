@@ -1,0 +1,254 @@
+"""A corpus in the target's own words: its answers to prompts, written shard by shard."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.sample_utils import make_sampler
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tqdm import tqdm
+
+from ..benchmark.data import Prompt, digest, encode
+from ..console import note
+from .corpus import Corpus, Text, write_shard
+from .prompts import PromptRow
+
+# What is about left of a token's four bytes once its shard is compressed.
+_BYTES_PER_TOKEN = 2
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides a corpus besides its prompts; shards of other settings do not mix with it."""
+
+    model: str
+    max_tokens: int
+    max_seq_length: int
+    temp: float
+    top_p: float
+    seed: int
+    shard_size: int
+
+    def __post_init__(self):
+        for name, low in (("max_tokens", 1), ("max_seq_length", 2), ("seed", 0), ("shard_size", 1)):
+            if getattr(self, name) < low:
+                raise ValueError(f"`{name}` is {getattr(self, name)} but has to be {low} or more.")
+        if self.temp < 0:
+            raise ValueError(f"`temp` is {self.temp} but has to be 0 or more.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"`top_p` is {self.top_p} but has to be above 0 and at most 1.")
+
+
+def generate(
+    model: nn.Module,
+    tokenizer: TokenizerWrapper,
+    prompts: Iterable[PromptRow],
+    folder: str | Path,
+    *,
+    name: str,
+    max_tokens: int = 512,
+    max_seq_length: int = 2048,
+    temp: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    batch_size: int = 32,
+    shard_size: int = 256,
+    thinking: str | None = None,
+    progress: bool = True,
+) -> Corpus:
+    """Write a model's answers as ``shard-*.npz``; called again, it goes on after the last shard.
+
+    Args:
+        model (nn.Module): The target, or anything that mlx-lm generates with in batches.
+        tokenizer (TokenizerWrapper): Its tokenizer.
+        prompts (iterable of PromptRow): What is answered, the shortest first.
+        folder (str or Path): Where shards and ``corpus.json`` go.
+        name (str): The model's name or path, as ``corpus.json`` records it.
+        max_tokens (int): The most tokens of an answer, its end-of-sequence token included.
+        max_seq_length (int): The most tokens of prompt and answer.
+        temp (float): 0 for the likeliest token.
+        top_p (float): Nucleus sampling where ``temp`` is above 0. Default: ``1.0``, none.
+        seed (int): With its number it seeds each shard, so that a batch size gives one corpus.
+        batch_size (int): Answers that are written at a time.
+        shard_size (int): Prompts a shard, which is what an interruption may lose.
+        thinking (str, optional): As of :func:`mlx_dflash2.benchmark.data.encode`.
+        progress (bool): Whether to show a bar on stderr.
+
+    Raises:
+        ValueError: for a setting out of range, no usable prompt, or a folder of other settings.
+    """
+    settings = Settings(name, max_tokens, max_seq_length, temp, top_p, seed, shard_size)
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` is {batch_size} but has to be 1 or more.")
+    usable = _usable(_encoded(prompts, tokenizer, thinking), max_seq_length)
+    folder = Path(folder).expanduser()
+    _claim(folder, asdict(settings) | {"prompts": digest(usable), "count": len(usable)})
+    shards = {
+        folder / f"shard-{start // shard_size:05d}.npz": usable[start : start + shard_size]
+        for start in range(0, len(usable), shard_size)
+    }
+    with _Progress(shards, settings, progress) as bar:
+        for index, (file, part) in enumerate(shards.items()):
+            if not file.exists():
+                _seed(seed, index)
+                with closing(_generator(model, tokenizer, settings, batch_size)) as generator:
+                    write_shard(file, _texts(generator, part, settings, bar.answered))
+                bar.written(file)
+    return Corpus(folder)
+
+
+def _encoded(
+    prompts: Iterable[PromptRow], tokenizer: TokenizerWrapper, thinking: str | None
+) -> list[Prompt]:
+    rows = [{"suite": row.kind, "messages": row.messages} for row in prompts]
+    return encode(rows, tokenizer, thinking)
+
+
+def _usable(prompts: list[Prompt], max_seq_length: int) -> list[Prompt]:
+    """Prompts that can be answered, the shortest first: a batch pads to its longest."""
+    filled = [prompt for prompt in prompts if prompt.tokens and str(prompt.text or "").strip()]
+    usable = [prompt for prompt in filled if len(prompt.tokens) < max_seq_length]
+    if len(usable) < len(prompts):
+        skipped = (
+            f"{len(prompts) - len(filled)} empty, {len(filled) - len(usable)} that leave no room "
+            f"for an answer in `max_seq_length` ({max_seq_length})"
+        )
+        if not usable:
+            raise ValueError(f"None of {len(prompts)} prompts can be answered: {skipped}.")
+        warnings.warn(f"Skipped of {len(prompts)} prompts: {skipped}.", stacklevel=3)
+    if not usable:
+        raise ValueError("There are no prompts to answer.")
+    return sorted(usable, key=lambda prompt: len(prompt.tokens))
+
+
+def _claim(folder: Path, record: dict[str, Any]):
+    """Make the folder this corpus's own, or refuse if it is another one's."""
+    file = folder / "corpus.json"
+    if file.exists():
+        _compare(file, record)
+        return
+    if any(folder.glob("*.npz")):
+        raise ValueError(f"{folder} has shards but no {file.name}; give another folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(".partial")
+    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    partial.replace(file)
+
+
+def _compare(file: Path, record: dict[str, Any]):
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is no record of a corpus.")
+    for field, value in record.items():
+        if found.get(field) != value:
+            raise ValueError(
+                f"`{field}` is {value!r} but {file} was made with {found.get(field)!r}; give "
+                "another folder or the same value."
+            )
+
+
+def _seed(seed: int, index: int):
+    # Mixed, so that shard 1 of seed 0 is not shard 0 of seed 1.
+    mx.random.seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
+
+
+def _generator(
+    model: nn.Module, tokenizer: TokenizerWrapper, settings: Settings, batch_size: int
+) -> BatchGenerator:
+    return BatchGenerator(
+        model,
+        stop_tokens=[[token] for token in tokenizer.eos_token_ids],
+        sampler=make_sampler(settings.temp, settings.top_p),
+        completion_batch_size=batch_size,
+        prefill_batch_size=min(8, batch_size),
+    )
+
+
+def _texts(
+    generator: BatchGenerator,
+    prompts: list[Prompt],
+    settings: Settings,
+    answered: Callable[[int], None],
+) -> list[Text]:
+    budgets = [
+        min(settings.max_tokens, settings.max_seq_length - len(prompt.tokens)) for prompt in prompts
+    ]
+    uids = generator.insert([list(prompt.tokens) for prompt in prompts], budgets)
+    tokens = {uid: list(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
+    lengths = {uid: len(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
+    while responses := generator.next_generated():
+        for response in responses:
+            # A stop token is part of the text: a drafter has to learn where answers end.
+            tokens[response.uid].append(response.token)
+            if response.finish_reason is not None:
+                answered(len(tokens[response.uid]) - lengths[response.uid])
+    return [
+        Text(np.array(tokens[uid], np.uint32), len(prompt.tokens), prompt.suite)
+        for uid, prompt in zip(uids, prompts, strict=True)
+    ]
+
+
+class _Progress:
+    """A bar over prompts, with the rate of tokens and what the whole corpus takes on disk."""
+
+    def __init__(self, shards: dict[Path, list[Prompt]], settings: Settings, show: bool):
+        self.sizes = {file: len(part) for file, part in shards.items()}
+        self.done = [file for file in shards if file.exists()]
+        self.total, self.tokens, self.start = sum(self.sizes.values()), 0, perf_counter()
+        if show:
+            tokens = sum(
+                min(len(prompt.tokens) + settings.max_tokens, settings.max_seq_length)
+                for part in shards.values()
+                for prompt in part
+            )
+            note(
+                f"{self.total} prompts in {len(shards)} shards, {len(self.done)} of them written; "
+                f"at most {tokens} tokens, about {_size(tokens * _BYTES_PER_TOKEN)} on disk"
+            )
+        self.bar = tqdm(
+            desc="Answers",
+            unit="prompt",
+            total=self.total,
+            initial=sum(self.sizes[file] for file in self.done),
+            disable=not show,
+        )
+        self.disk = ""
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_):
+        self.bar.close()
+
+    def answered(self, tokens: int):
+        self.tokens += tokens
+        rate = self.tokens / (perf_counter() - self.start)
+        self.bar.set_postfix_str(f"{rate:.0f} tok/s{self.disk}", refresh=False)
+        self.bar.update()
+
+    def written(self, file: Path):
+        self.done.append(file)
+        per_prompt = sum(file.stat().st_size for file in self.done) / sum(
+            self.sizes[file] for file in self.done
+        )
+        self.disk = f", about {_size(per_prompt * self.total)} on disk"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("bytes", "kB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.0f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} MB"
