@@ -5,7 +5,7 @@ import sys
 
 from . import __version__
 
-COMMANDS = ("generate", "chat", "benchmark", "convert", "doctor", "omlx")
+COMMANDS = ("generate", "chat", "benchmark", "train", "convert", "doctor", "omlx")
 
 
 def main():

@@ -43,12 +43,15 @@ class Objective:
         gamma: Decay of the rows' weights; ``None`` weighs them by D-PACE instead.
         selector_weight: Of the selector's loss beside the unary one.
         detach_selector: Whether the selector's loss leaves the rest of the drafter alone.
+        checkpoint: Whether what a text's blocks computed on the way is computed again for the
+            gradient, one text at a time, and not kept.
     """
 
     loss: str = "ce"
     gamma: float | None = 4.0
     selector_weight: float = 1.0
     detach_selector: bool = False
+    checkpoint: bool = False
 
     def __call__(
         self,
@@ -65,13 +68,26 @@ class Objective:
             selector takes it), and ``best_prefix`` and ``chosen_prefix``, rows up to which
             everything is right.
         """
-        hidden = run_blocks(drafter, target, batch.tokens, batch.taps, batch.anchors)
+        hidden = self._hidden(drafter, target, batch)
         rows = _label_rows(batch, drafter.block_size - 1, vocabulary)
         shape = rows.labels.shape
         costs = self._in_turns(drafter, vocabulary, hidden, rows)
         costs = [None if cost is None else cost.reshape(shape) for cost in costs]
         loss = self._total(Costs(*costs), rows.valid)
         return loss, _counts(Costs(*costs), rows.valid)
+
+    def _hidden(self, drafter: Drafter, target: Any, batch: Batch) -> mx.array:
+        if not self.checkpoint:
+            return run_blocks(drafter, target, batch.tokens, batch.taps, batch.anchors)
+
+        def inner(parameters, *text):
+            drafter.update(parameters)
+            return run_blocks(drafter, target, *text)
+
+        run_text, weights = mx.checkpoint(inner), drafter.trainable_parameters()
+        arrays = batch.tokens, batch.taps, batch.anchors
+        texts = zip(*(mx.split(x, len(x)) for x in arrays), strict=True)
+        return mx.concatenate([run_text(weights, *text) for text in texts])
 
     def _in_turns(self, drafter, vocabulary, hidden, rows: "Rows") -> "Costs":
         """All rows' costs, a bounded number of logits at a time."""

@@ -1,0 +1,19 @@
+"""The `mlx_dflash2.train` command."""
+
+import sys
+
+from ..console import run
+from .arguments import parse
+from .run import Run
+
+
+def main():
+    """Run the stages asked for."""
+    run(_main)
+
+
+def _main():
+    args = parse(sys.argv[1:])
+    job = Run(args)
+    for stage in args.stage:
+        getattr(job, stage)()
