@@ -77,7 +77,7 @@ def generate(
         max_seq_length (int): The most tokens of prompt and answer.
         temp (float): 0 for the likeliest token.
         top_p (float): Nucleus sampling where ``temp`` is above 0. Default: ``1.0``, none.
-        seed (int): With its number it seeds each shard, so that a batch size gives one corpus.
+        seed (int): With its number it seeds each shard, so that a resumed corpus is the same.
         batch_size (int): Answers that are written at a time.
         shard_size (int): Prompts a shard, which is what an interruption may lose.
         thinking (str, optional): As of :func:`mlx_dflash2.benchmark.data.encode`.
@@ -101,7 +101,7 @@ def generate(
             if not file.exists():
                 _seed(seed, index)
                 with closing(_generator(model, tokenizer, settings, batch_size)) as generator:
-                    write_shard(file, _texts(generator, part, settings, bar.answered))
+                    write_shard(file, _texts(generator, part, settings, bar.advance))
                 bar.written(file)
     return Corpus(folder)
 
@@ -180,20 +180,19 @@ def _texts(
     generator: BatchGenerator,
     prompts: list[Prompt],
     settings: Settings,
-    answered: Callable[[int], None],
+    advance: Callable[[int, int], None],
 ) -> list[Text]:
     budgets = [
         min(settings.max_tokens, settings.max_seq_length - len(prompt.tokens)) for prompt in prompts
     ]
     uids = generator.insert([list(prompt.tokens) for prompt in prompts], budgets)
     tokens = {uid: list(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
-    lengths = {uid: len(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
     while responses := generator.next_generated():
         for response in responses:
             # A stop token is part of the text: a drafter has to learn where answers end.
             tokens[response.uid].append(response.token)
-            if response.finish_reason is not None:
-                answered(len(tokens[response.uid]) - lengths[response.uid])
+        finished = sum(response.finish_reason is not None for response in responses)
+        advance(len(responses), finished)
     return [
         Text(np.array(tokens[uid], np.uint32), len(prompt.tokens), prompt.suite)
         for uid, prompt in zip(uids, prompts, strict=True)
@@ -222,6 +221,7 @@ class _Progress:
             unit="prompt",
             total=self.total,
             initial=sum(self.sizes[file] for file in self.done),
+            miniters=0,  # shows new tokens even where no answer has ended
             disable=not show,
         )
         self.disk = ""
@@ -232,11 +232,11 @@ class _Progress:
     def __exit__(self, *_):
         self.bar.close()
 
-    def answered(self, tokens: int):
+    def advance(self, tokens: int, prompts: int):
         self.tokens += tokens
         rate = self.tokens / (perf_counter() - self.start)
         self.bar.set_postfix_str(f"{rate:.0f} tok/s{self.disk}", refresh=False)
-        self.bar.update()
+        self.bar.update(prompts)
 
     def written(self, file: Path):
         self.done.append(file)
