@@ -80,14 +80,13 @@ def _leading(drafter, target, tokens, anchors, hidden) -> list[mx.array]:
     at = anchors[:, None] + mx.arange(1, length + 1)
     truth = mx.where(at < tokens.size, tokens[mx.minimum(at, tokens.size - 1)], -1)
     logits = drafter.head(target, hidden)
-    proposals = drafter.choose(tokens[anchors], hidden, logits)
-    path = mx.stack([proposal.tokens for proposal in proposals])
-    _, ids = top_k(
-        logits,
-        args.selector_top_k or CANDIDATES,
-        args.output_multiplier,
-        args.final_logit_softcapping,
-    )
+    if args.has_selector:
+        found = drafter.candidate_selector(tokens[anchors], hidden, logits)
+        path, ids = found.tokens, found.candidates
+    else:
+        transform = args.output_multiplier, args.final_logit_softcapping
+        _, ids = top_k(logits, CANDIDATES, *transform)
+        path = ids[..., 0]
     is_truth = ids.astype(truth.dtype) == truth[..., None]
     hits = is_truth[..., 0], path.astype(truth.dtype) == truth, mx.any(is_truth, axis=-1)
     return [mx.cumprod(hit.astype(mx.int32), axis=-1).sum(axis=-1) for hit in hits]
