@@ -144,8 +144,9 @@ def write_taps(
     }
     _agree(folder / "taps.json", about)
     source = ComputedTaps(target, corpus, layers, final)
-    todo = [i for i, file in enumerate(_files(folder, corpus)) if not file.exists()]
-    todo = todo[share[0] :: share[1]]
+    # Shared out before what is there is left out: processes do not see the folder at one moment.
+    mine = list(enumerate(_files(folder, corpus)))[share[0] :: share[1]]
+    todo = [number for number, file in mine if not file.exists()]
     total = sum(int(_rows_per_file(corpus)[i]) for i in todo)
     with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
         for number in todo:
