@@ -148,8 +148,9 @@ class Trainer:
             self.average = tree_map(
                 lambda a, w: decay * a + (1 - decay) * w, self.average, self.weights
             )
-        mx.eval(self.state)
+        # Counted first: an interrupt while the update is computed leaves it done, only later.
         self.done += 1
+        mx.eval(self.state)
         counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
         return {"loss": loss, "norm": norm.item(), "counts": counts}
 
