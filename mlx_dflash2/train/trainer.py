@@ -107,14 +107,16 @@ class Trainer:
             ValueError: if it is of another drafter or another run.
         """
         shapes = {name: value.shape for name, value in tree_flatten(self.weights)}
-        found = {name: value.shape for name, value in tree_flatten(saved.trees["weights"])}
+        weights = dict(tree_flatten(saved.trees["weights"]))
+        found = {name: value.shape for name, value in weights.items()}
         if shapes != found:
             odd = sorted(n for n in shapes | found if shapes.get(n) != found.get(n))[0]
             raise ValueError(
                 f"The checkpoint's `{odd}` is {found.get(odd)} but the drafter's is "
                 f"{shapes.get(odd)}; train elsewhere or with the settings of the first run."
             )
-        self.weights = saved.trees["weights"]
+        # In the drafter's order, which a file does not keep: the gradients' norm is summed in it.
+        self.weights = tree_unflatten([(name, weights[name]) for name in shapes])
         self.optimizer.state = saved.trees["optimizer"]
         if self.average is not None:
             self.average = saved.trees.get("average", self.weights)
