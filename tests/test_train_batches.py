@@ -198,3 +198,5 @@ def test_a_cache_says_what_it_lacks(targets, corpus, tmp_path):
     assert CachedTaps(tmp_path / "taps", corpus, False).read([0], 5).final is None
     with pytest.raises(ValueError, match=r"^.* was made without what the target's head reads\.$"):
         CachedTaps(tmp_path / "taps", corpus, True)
+    with pytest.raises(ValueError, match=r"^.* of layers \[0, 2\] but \[0, 1\] are asked for; .*$"):
+        CachedTaps(tmp_path / "taps", corpus, False, [0, 1])

@@ -57,13 +57,20 @@ class CachedTaps:
         folder (str or Path): From :func:`write_taps`.
         corpus (Corpus): The texts that they are of.
         final (bool): Whether to give the rows that the head reads, too.
+        layers (sequence of int, optional): Layers that they have to be of. Default: ``None``, any.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if they are of other texts, or lack the head's rows.
+        ValueError: if they are of other texts or layers, or lack the head's rows.
     """
 
-    def __init__(self, folder: str | Path, corpus: Corpus, final: bool):
+    def __init__(
+        self,
+        folder: str | Path,
+        corpus: Corpus,
+        final: bool,
+        layers: Sequence[int] | None = None,
+    ):
         folder = Path(folder)
         if not (folder / "taps.json").is_file():
             raise FileNotFoundError(f"{folder} holds no taps; run the taps stage first.")
@@ -73,6 +80,11 @@ class CachedTaps:
                 f"{folder} holds the taps of {self.about['texts']} texts with "
                 f"{self.about['rows']} tokens, the corpus {len(corpus)} with {len(corpus.tokens)}; "
                 "run the taps stage again."
+            )
+        if layers is not None and self.about["layers"] != list(layers):
+            raise ValueError(
+                f"{folder} holds the taps of layers {self.about['layers']} but {list(layers)} are "
+                "asked for; run the taps stage in another folder."
             )
         if final and not self.about["final"]:
             raise ValueError(f"{folder} was made without what the target's head reads.")
