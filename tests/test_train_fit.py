@@ -222,18 +222,6 @@ def test_only_the_parts_asked_for_change(only, setup):
     assert changed == {name for name in before if part_of(name) in only}
 
 
-@pytest.mark.parametrize("only, message", [
-    (["head"], r"^`only` has to name some of backbone, conv, selector but is \['head'\]\.$"),
-    ([], r"^`only` has to name some of .*$"),
-    (["selector"], r"^The drafter has no selector to train\.$"),
-])  # fmt: skip
-def test_parts_have_to_be_there(only, message, setup):
-    target, _ = setup
-    args = new_args(replace(SHAPE, selector_rank=0), target, CONFIGS[DENSE])
-    with pytest.raises(ValueError, match=message):
-        freeze_but(new_drafter(args, mx.random.key(0)), only)
-
-
 def test_the_average_follows_the_weights(setup):
     trainer = make_trainer(setup, replace(SCHEDULE, average=0.5))
     expected = copied(trainer.weights)

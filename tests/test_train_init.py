@@ -17,6 +17,7 @@ from mlx_dflash2.train.codebooks import FactoredCodebook, factor, unfactored
 from mlx_dflash2.train.init import (
     Shape,
     factor_codebooks,
+    freeze_but,
     from_drafter,
     from_target_layers,
     new_args,
@@ -205,6 +206,17 @@ def test_parts_may_be_left_out(parts, generation, target):
     assert args.generation == generation
     assert args.has_conv == ("conv_kernel_size" not in parts)
     assert args.has_selector == ("selector_rank" not in parts)
+
+
+@pytest.mark.parametrize("only, message", [
+    (["head"], r"^`only` has to name some of backbone, conv, selector but is \['head'\]\.$"),
+    ([], r"^`only` has to name some of .*$"),
+    (["selector"], r"^The drafter has no selector to train\.$"),
+])  # fmt: skip
+def test_parts_to_be_trained_have_to_be_there(only, message, target):
+    args = new_args(replace(SHAPE, selector_rank=0), target, CONFIGS[DENSE])
+    with pytest.raises(ValueError, match=message):
+        freeze_but(new_drafter(args, mx.random.key(0)), only)
 
 
 @pytest.mark.parametrize("changes, field", [
