@@ -58,6 +58,8 @@ def test_a_config_s_value_is_as_the_command_line_s(text, field, value, tmp_path)
     ("iters: [2]", r"`iters` in .*run\.yaml is \[2\] but has to be an integer\."),
     ("clip: high", r"`clip` in .*run\.yaml is 'high' but has to be a number\."),
     ("causal: 1", r"`causal` in .*run\.yaml is 1 but has to be true or false\."),
+    ("iters: .inf", r"`iters` in .*run\.yaml is inf but has to be an integer\."),
+    ("only: 3", r"`only` in .*run\.yaml is 3 but has to be text\."),
     ("data: 3", r"`data` in .*run\.yaml is 3 but has to be text\."),
     ("stage: train", r"`stage` is 'train' but has to be one of data, .*\."),
 ])  # fmt: skip

@@ -82,23 +82,23 @@ RUNS = {
 def test_a_resumed_run_is_the_same_run(options, setup, tmp_path):
     """Losses, weights, average and optimizer, bit for bit."""
     straight = make_trainer(setup, **options)
-    losses = [straight.step()["loss"] for _ in range(20)]
+    losses = [straight.step()["loss"] for _ in range(16)]
     first = make_trainer(setup, **options)
-    found = [first.step()["loss"] for _ in range(10)]
+    found = [first.step()["loss"] for _ in range(8)]
     checkpoints.save(tmp_path, first.done, first.state, {"a": 1})
     second = make_trainer(setup, **options)
     saved = checkpoints.load(checkpoints.files(tmp_path)[-1])
     assert saved.settings == {"a": 1}
     second.restore(saved)
-    found += [second.step()["loss"] for _ in range(10)]
-    assert found == losses and second.done == 20
+    found += [second.step()["loss"] for _ in range(8)]
+    assert found == losses and second.done == 16
     assert_same(copied(straight.state), copied(second.state))
 
 
 def test_training_lengthens_what_is_accepted(setup):
     """On the tiny target's own answers, as decoding would accept it."""
     target, corpus = setup
-    trainer = make_trainer(setup, Schedule(iters=120, learning_rate=5e-3))
+    trainer = make_trainer(setup, Schedule(iters=80, learning_rate=5e-3))
 
     def length() -> float:
         trainer.load_weights(averaged=False)
@@ -112,7 +112,7 @@ def test_training_lengthens_what_is_accepted(setup):
         return acceptance_length(np.concatenate(hits))
 
     untrained, losses = length(), []
-    for _ in range(120):
+    for _ in range(80):
         losses.append(trainer.step()["loss"])
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:10])
     assert length() > untrained + 0.5

@@ -267,9 +267,8 @@ def _from_config(option: argparse.Action, value: Any, path: Path) -> Any:
     if value is None:
         return None
     if option.nargs in ("+", "*"):
-        return [
-            _one(option, part, path) for part in (value if isinstance(value, list) else [value])
-        ]
+        parts = value if isinstance(value, list) else [value]
+        return [_one(option, part, path) for part in parts]
     return _one(option, value, path)
 
 
@@ -283,11 +282,12 @@ def _one(option: argparse.Action, value: Any, path: Path) -> Any:
             number = option.type(value)
             right = isinstance(value, str) or number == value
             value = number
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             right = False
     else:
-        wanted, right = "text", isinstance(value, str) or option.type is _parts
-        value = ",".join(value) if isinstance(value, list) else value
+        if option.type is _parts and isinstance(value, list):
+            value = ",".join(map(str, value))
+        wanted, right = "text", isinstance(value, str)
     if right and option.choices is not None:
         wanted, right = f"one of {', '.join(map(str, option.choices))}", value in option.choices
     if not right:
