@@ -125,7 +125,7 @@ def _add_shape_arguments(parser: argparse.ArgumentParser):
     )
     group.add_argument(
         "--only",
-        type=lambda text: text.split(","),
+        type=_parts,
         help=f"Train only these parts, separated by commas: {', '.join(PARTS)}",
     )
 
@@ -235,7 +235,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = setup_arg_parser()
     args = parser.parse_args(argv)
     if args.config is not None:
-        parser.set_defaults(**_read_config(Path(args.config), vars(args)))
+        options = {action.dest: action for action in parser._actions if action.dest in args}
+        parser.set_defaults(**_read_config(Path(args.config), options))
         args = parser.parse_args(argv)
     unknown = [stage for stage in args.stage if stage not in STAGES]
     if unknown:
@@ -244,17 +245,55 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-def _read_config(path: Path, known: dict[str, Any]) -> dict[str, Any]:
+def _read_config(path: Path, options: dict[str, argparse.Action]) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"There is no config file {path}.")
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}.") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is not valid YAML: {reason}.") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} holds no options by name.")
     found = {str(name).replace("-", "_"): value for name, value in found.items()}
     for name in found:
-        if name not in known:
+        if name not in options:
             raise ValueError(f"`{name}` in {path} is no option of mlx_dflash2.train.")
-    return found
+    return {name: _from_config(options[name], value, path) for name, value in found.items()}
+
+
+def _from_config(option: argparse.Action, value: Any, path: Path) -> Any:
+    """An option's value as the command line would give it: argparse checks no defaults."""
+    if value is None:
+        return None
+    if option.nargs in ("+", "*"):
+        parts = value if isinstance(value, list) else [value]
+        return [_one(option, part, path) for part in parts]
+    return _one(option, value, path)
+
+
+def _one(option: argparse.Action, value: Any, path: Path) -> Any:
+    if option.nargs == 0:
+        wanted, right = "true or false", isinstance(value, bool)
+    elif option.type in (int, float):
+        wanted = "an integer" if option.type is int else "a number"
+        try:
+            # YAML takes 1e-3 for text.
+            number = option.type(value)
+            right = isinstance(value, str) or number == value
+            value = number
+        except (TypeError, ValueError, OverflowError):
+            right = False
+    else:
+        if option.type is _parts and isinstance(value, list):
+            value = ",".join(map(str, value))
+        wanted, right = "text", isinstance(value, str)
+    if right and option.choices is not None:
+        wanted, right = f"one of {', '.join(map(str, option.choices))}", value in option.choices
+    if not right:
+        raise ValueError(f"`{option.dest}` in {path} is {value!r} but has to be {wanted}.")
+    return value
+
+
+def _parts(text: str) -> list[str]:
+    return text.split(",")

@@ -130,9 +130,15 @@ def from_target_layers(drafter: Drafter, target: Any):
     """Copy the target's last layers and final norm into the drafter, in place.
 
     Raises:
-        ValueError: if a layer of the target has no such matrix, or one of another shape.
+        ValueError: if the target has too few layers, or a layer of it has no such matrix, or one
+            of another shape.
     """
     layers = target.layers[-len(drafter.layers) :]
+    if len(layers) < len(drafter.layers):
+        raise ValueError(
+            f"`init` from the target needs it to have {len(drafter.layers)} layers but it has "
+            f"{len(layers)}; use random."
+        )
     for number, (new, old) in enumerate(zip(drafter.layers, layers, strict=True)):
         for part, names in zip(("self_attn", "mlp"), _MATRICES, strict=True):
             for name in names:

@@ -82,7 +82,8 @@ class Objective:
 
         def inner(parameters, *text):
             drafter.update(parameters)
-            return run_blocks(drafter, target, *text)
+            # A checkpoint asks for the gradient of all that it is given, and ids have none.
+            return run_blocks(drafter, target, *map(mx.stop_gradient, text))
 
         run_text, weights = mx.checkpoint(inner), drafter.trainable_parameters()
         arrays = batch.tokens, batch.taps, batch.anchors
@@ -98,9 +99,10 @@ class Objective:
         if len(flat[0]) <= step:
             return self._costs(drafter, vocabulary, *flat)
 
-        def inner(parameters, *some):
+        def inner(parameters, hidden, *some):
             drafter.update(parameters)
-            return self._costs(drafter, vocabulary, *some)
+            some = (None if x is None else mx.stop_gradient(x) for x in some)
+            return self._costs(drafter, vocabulary, hidden, *some)
 
         # What one turn computed on the way is computed again for the gradient, and not kept.
         turn, parts = mx.checkpoint(inner), []
@@ -113,7 +115,8 @@ class Objective:
     def _costs(self, drafter, vocabulary, hidden, labels, before, final) -> "Costs":
         scores = vocabulary.scores(hidden, labels, final)
         unary, hard = unary_loss(self.loss, scores.draft, scores.target, scores.label)
-        best = scores.ids[mx.argmax(scores.unary, axis=-1)] == labels
+        # What is only counted: a checkpoint would ask for the gradient of the ids that it reads by.
+        best = scores.ids[mx.argmax(mx.stop_gradient(scores.unary), axis=-1)] == labels
         if not drafter.args.has_selector:
             return Costs(unary, hard, best)
         K, selector = drafter.args.selector_top_k, drafter.candidate_selector
@@ -128,7 +131,7 @@ class Objective:
         if scores.target is not None:
             wanted = mx.exp(mx.take_along_axis(scores.target, columns, axis=-1))
         cost, logprob = selector_loss(choice, is_label, wanted)
-        picked = mx.argmax(choice, axis=-1, keepdims=True)
+        picked = mx.argmax(mx.stop_gradient(choice), axis=-1, keepdims=True)
         chosen = mx.take_along_axis(is_label, picked, axis=-1)[:, 0]
         return Costs(unary, hard, best, among, cost, logprob, chosen)
 
@@ -206,6 +209,8 @@ def _label_rows(batch: Batch, length: int, vocabulary) -> Rows:
     at = mx.minimum(at, batch.tokens.shape[1] - 1).reshape(N, -1)
     labels = mx.take_along_axis(batch.tokens, at, axis=1).reshape(N, A, length)
     before = mx.take_along_axis(batch.tokens, at - 1, axis=1).reshape(N, A, length)
+    # A padding id of the target has no row in the codebooks.
+    before = mx.minimum(before, vocabulary.args.vocab_size - 1)
     limit = vocabulary.vocab_size
     valid = valid & (labels < limit)
     final = None

@@ -134,7 +134,7 @@ class Run:
         """Where the taps of the texts come from."""
         if self.args.no_cache:
             return ComputedTaps(self.target, corpus, ids, self._final)
-        return CachedTaps(self.folder / "taps", corpus, self._final)
+        return CachedTaps(self.folder / "taps", corpus, self._final, ids)
 
     def drafter_args(self) -> DrafterArgs:
         """What kind of drafter is trained.

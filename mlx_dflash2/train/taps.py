@@ -57,13 +57,20 @@ class CachedTaps:
         folder (str or Path): From :func:`write_taps`.
         corpus (Corpus): The texts that they are of.
         final (bool): Whether to give the rows that the head reads, too.
+        layers (sequence of int, optional): Layers that they have to be of. Default: ``None``, any.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if they are of other texts, or lack the head's rows.
+        ValueError: if they are of other texts or layers, or lack the head's rows.
     """
 
-    def __init__(self, folder: str | Path, corpus: Corpus, final: bool):
+    def __init__(
+        self,
+        folder: str | Path,
+        corpus: Corpus,
+        final: bool,
+        layers: Sequence[int] | None = None,
+    ):
         folder = Path(folder)
         if not (folder / "taps.json").is_file():
             raise FileNotFoundError(f"{folder} holds no taps; run the taps stage first.")
@@ -73,6 +80,11 @@ class CachedTaps:
                 f"{folder} holds the taps of {self.about['texts']} texts with "
                 f"{self.about['rows']} tokens, the corpus {len(corpus)} with {len(corpus.tokens)}; "
                 "run the taps stage again."
+            )
+        if layers is not None and self.about["layers"] != list(layers):
+            raise ValueError(
+                f"{folder} holds the taps of layers {self.about['layers']} but {list(layers)} are "
+                "asked for; run the taps stage in another folder."
             )
         if final and not self.about["final"]:
             raise ValueError(f"{folder} was made without what the target's head reads.")
@@ -144,9 +156,9 @@ def write_taps(
     }
     _agree(folder / "taps.json", about)
     source = ComputedTaps(target, corpus, layers, final)
-    # By number and not by what is left: processes do not start at the same time.
-    mine = range(share[0], len(_files(folder, corpus)), share[1])
-    todo = [i for i in mine if not _files(folder, corpus)[i].exists()]
+    # Shared out before what is there is left out: processes do not see the folder at one moment.
+    mine = list(enumerate(_files(folder, corpus)))[share[0] :: share[1]]
+    todo = [number for number, file in mine if not file.exists()]
     total = sum(int(_rows_per_file(corpus)[i]) for i in todo)
     with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
         for number in todo:

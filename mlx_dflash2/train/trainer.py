@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,8 @@ class Trainer:
         self.batches, self.objective, self.schedule = batches, objective, schedule
         self.group = mx.distributed.init()
         self.optimizer = optim.AdamW(schedule.rate(), weight_decay=schedule.weight_decay)
-        self.weights = drafter.trainable_parameters()
+        # Modules without parameters are left out, as they are where processes share gradients.
+        self.weights = tree_unflatten(tree_flatten(drafter.trainable_parameters()))
         self.optimizer.init(self.weights)
         self.average = self.weights if schedule.average else None
         self.done = 0
@@ -107,14 +108,16 @@ class Trainer:
             ValueError: if it is of another drafter or another run.
         """
         shapes = {name: value.shape for name, value in tree_flatten(self.weights)}
-        found = {name: value.shape for name, value in tree_flatten(saved.trees["weights"])}
+        weights = dict(tree_flatten(saved.trees["weights"]))
+        found = {name: value.shape for name, value in weights.items()}
         if shapes != found:
             odd = sorted(n for n in shapes | found if shapes.get(n) != found.get(n))[0]
             raise ValueError(
                 f"The checkpoint's `{odd}` is {found.get(odd)} but the drafter's is "
                 f"{shapes.get(odd)}; train elsewhere or with the settings of the first run."
             )
-        self.weights = saved.trees["weights"]
+        # In the drafter's order, which a file does not keep: the gradients' norm is summed in it.
+        self.weights = tree_unflatten([(name, weights[name]) for name in shapes])
         self.optimizer.state = saved.trees["optimizer"]
         if self.average is not None:
             self.average = saved.trees.get("average", self.weights)
@@ -148,8 +151,9 @@ class Trainer:
             self.average = tree_map(
                 lambda a, w: decay * a + (1 - decay) * w, self.average, self.weights
             )
-        mx.eval(self.state)
+        # Counted first: an interrupt while the update is computed leaves it done, only later.
         self.done += 1
+        mx.eval(self.state)
         counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
         return {"loss": loss, "norm": norm.item(), "counts": counts}
 
@@ -273,16 +277,6 @@ def _append(path: Path, line: dict[str, Any]):
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
-
-
-def settings_of(*parts: Any) -> dict[str, Any]:
-    """Dataclasses as one dictionary, to be kept beside what they made."""
-    return {name: value for part in parts for name, value in asdict(part).items()}
-
-
-def as_tree(weights: dict[str, mx.array]) -> Any:
-    """Arrays by path as a tree."""
-    return tree_unflatten(list(weights.items()))
 
 
 def count_parameters(module: nn.Module) -> int:

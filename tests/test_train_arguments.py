@@ -1,0 +1,77 @@
+"""The options of a training run: command line, config file, defaults."""
+
+import pytest
+
+from mlx_dflash2.train.arguments import STAGES, parse
+
+
+def test_options_of_the_command_line_come_before_the_config_s(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("iters: 7\nbatch-size: 3\nlearning_rate: 1.0e-3\nonly: [conv]\n")
+    args = parse(["fit", "--config", str(config), "--batch-size", "9"])
+    assert (args.iters, args.batch_size, args.learning_rate) == (7, 9, 1e-3)
+    assert args.only == ["conv"] and args.stage == ["fit"]
+    assert args.anchors == parse([]).anchors
+
+
+def test_stages_run_in_their_order():
+    assert parse(["fit", "data"]).stage == ["data", "fit"]
+    assert parse([]).stage == list(STAGES)
+
+
+def test_stages_may_come_from_the_config(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("stage: [taps, data]\n")
+    assert parse(["-c", str(config)]).stage == ["data", "taps"]
+    assert parse(["eval", "-c", str(config)]).stage == ["eval"]
+
+
+@pytest.mark.parametrize("text, field, value", [
+    ("learning_rate: 1e-3", "learning_rate", 1e-3),
+    ("learning_rate: 1", "learning_rate", 1.0),
+    ("iters: '30'", "iters", 30),
+    ("only: conv,selector", "only", ["conv", "selector"]),
+    ("only: [conv, selector]", "only", ["conv", "selector"]),
+    ("eval-temp: 0.5", "eval_temp", [0.5]),
+    ("target-layer-ids: [1, 2]", "target_layer_ids", [1, 2]),
+    ("stage: fit", "stage", ["fit"]),
+    ("causal: true", "causal", True),
+    ("gamma: null", "gamma", None),
+    ("bits: 4", "bits", 4),
+    ("data: texts", "data", "texts"),
+])  # fmt: skip
+def test_a_config_s_value_is_as_the_command_line_s(text, field, value, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(text)
+    found = getattr(parse(["--config", str(config)]), field)
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("text, message", [
+    ("iterations: 3", r"`iterations` in .*run\.yaml is no option of mlx_dflash2\.train\."),
+    ("- iters", r".*run\.yaml holds no options by name\."),
+    ("iters: [", r".*run\.yaml is not valid YAML: .*\."),
+    ("loss: mse", r"`loss` in .*run\.yaml is 'mse' but has to be one of ce, kl, tv, lk\."),
+    ("bits: 5", r"`bits` in .*run\.yaml is 5 but has to be one of 4, 8\."),
+    ("iters: many", r"`iters` in .*run\.yaml is 'many' but has to be an integer\."),
+    ("iters: 2.5", r"`iters` in .* but has to be an integer\."),
+    ("iters: [2]", r"`iters` in .*run\.yaml is \[2\] but has to be an integer\."),
+    ("clip: high", r"`clip` in .*run\.yaml is 'high' but has to be a number\."),
+    ("causal: 1", r"`causal` in .*run\.yaml is 1 but has to be true or false\."),
+    ("iters: .inf", r"`iters` in .*run\.yaml is inf but has to be an integer\."),
+    ("only: 3", r"`only` in .*run\.yaml is 3 but has to be text\."),
+    ("data: 3", r"`data` in .*run\.yaml is 3 but has to be text\."),
+    ("stage: train", r"`stage` is 'train' but has to be one of data, .*\."),
+])  # fmt: skip
+def test_configs_are_refused_in_one_line(text, message, tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text(text)
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        parse(["--config", str(config)])
+
+
+def test_a_missing_config_and_an_unknown_stage_are_refused_in_one_line(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"^There is no config file [^\n]*$"):
+        parse(["--config", str(tmp_path / "none.yaml")])
+    with pytest.raises(ValueError, match=r"^`stage` is 'train' but has to be one of data, [^\n]*$"):
+        parse(["train"])
