@@ -76,6 +76,9 @@ def _add_data_arguments(parser: argparse.ArgumentParser):
         "--data-batch-size", type=int, default=32, help="Answers that are generated at a time"
     )
     group.add_argument(
+        "--taps", type=str, help="The directory of cached taps (default: in the output path)"
+    )
+    group.add_argument(
         "--no-cache",
         action="store_true",
         help="Compute the taps of each batch when it is trained on, instead of caching them",

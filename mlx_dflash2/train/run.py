@@ -49,8 +49,8 @@ from .vocabulary import FullVocabulary, SampledVocabulary, most_frequent
 # Settings that may differ when a run goes on: they do not change what is computed.
 _FREE = {
     "stage", "config", "output_path", "time_limit", "save_every", "steps_per_report", "no_cache",
-    "eval_prompts", "num_eval_prompts", "eval_max_tokens", "eval_temp", "eval_stride", "bits",
-    "data_batch_size", "grad_checkpoint",
+    "taps", "eval_prompts", "num_eval_prompts", "eval_max_tokens", "eval_temp", "eval_stride",
+    "bits", "data_batch_size", "grad_checkpoint",
 }  # fmt: skip
 
 
@@ -115,16 +115,21 @@ class Run:
             return
         corpus, ids, target = self.corpus(), self.drafter_args().target_layer_ids, self.target
         size = bytes_needed(corpus, target.shape.hidden_size * (len(ids) + self._final))
-        note(f"taps: {len(corpus.tokens)} tokens take {size / 1e9:.2f} GB in {self.folder}.")
+        note(f"taps: {len(corpus.tokens)} tokens take {size / 1e9:.2f} GB in {self.taps_folder}.")
         write_taps(
             target,
             corpus,
             ids,
-            self.folder / "taps",
+            self.taps_folder,
             final=self._final,
             model=self.name,
             share=(self.group.rank(), self.group.size()),
         )
+
+    @property
+    def taps_folder(self) -> Path:
+        """Where cached taps are."""
+        return Path(self.args.taps) if self.args.taps else self.folder / "taps"
 
     @property
     def _final(self) -> bool:
@@ -134,7 +139,7 @@ class Run:
         """Where the taps of the texts come from."""
         if self.args.no_cache:
             return ComputedTaps(self.target, corpus, ids, self._final)
-        return CachedTaps(self.folder / "taps", corpus, self._final, ids)
+        return CachedTaps(self.taps_folder, corpus, self._final, ids)
 
     def drafter_args(self) -> DrafterArgs:
         """What kind of drafter is trained.

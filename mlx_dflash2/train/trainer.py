@@ -86,7 +86,9 @@ class Trainer:
         self.drafter, self.target, self.vocabulary = drafter, target, vocabulary
         self.batches, self.objective, self.schedule = batches, objective, schedule
         self.group = mx.distributed.init()
-        self.optimizer = optim.AdamW(schedule.rate(), weight_decay=schedule.weight_decay)
+        self.optimizer = optim.AdamW(
+            schedule.rate(), weight_decay=schedule.weight_decay, bias_correction=True
+        )
         # Modules without parameters are left out, as they are where processes share gradients.
         self.weights = tree_unflatten(tree_flatten(drafter.trainable_parameters()))
         self.optimizer.init(self.weights)
