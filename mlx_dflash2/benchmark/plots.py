@@ -14,10 +14,15 @@ def check():
     Raises:
         ImportError: if matplotlib is not installed.
     """
-    _figure()
+    new_figure()
 
 
-def _figure():
+def new_figure():
+    """An empty figure.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -54,10 +59,11 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     return written
 
 
-def _lines(title: str, lines: dict[str, list], ylabel: str):
-    figure = _figure()
+def line_plot(title: str, curves: dict[str, list], ylabel: str):
+    """Shares by position in the block, a curve for each label."""
+    figure = new_figure()
     axes = figure.subplots()
-    for label, values in lines.items():
+    for label, values in curves.items():
         axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
     axes.set(xlabel="position in the block", ylabel=ylabel, title=title, ylim=(0, 1))
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -72,7 +78,7 @@ def _positions(mean: dict[str, Any]):
         for label, summary in mean.items()
         if summary.get("acceptance_by_position")
     }
-    return _lines("Drafts accepted, by position", lines, "share of drafts") if lines else None
+    return line_plot("Drafts accepted, by position", lines, "share of drafts") if lines else None
 
 
 def _speedups(mean: dict[str, Any]):
@@ -83,7 +89,7 @@ def _speedups(mean: dict[str, Any]):
     }
     if not arms:
         return None
-    figure = _figure()
+    figure = new_figure()
     axes = figure.subplots()
     values = [summary["speedup"] for summary in arms.values()]
     spreads = [summary["speedup_spread"] for summary in arms.values()]
@@ -104,7 +110,7 @@ def _speedups(mean: dict[str, Any]):
 def _round_times(phases: dict[str, Any]):
     if not phases:
         return None
-    figure = _figure()
+    figure = new_figure()
     axes = figure.subplots()
     starts = [0.0] * len(phases)
     for name in PHASES:
@@ -128,11 +134,11 @@ def _recall(label: str, found: dict[str, Any]):
         name: [float("nan") if value is None else value for value in values]
         for name, values in lines.items()
     }
-    return _lines(f"Headroom of {label}", lines, "teacher forced")
+    return line_plot(f"Headroom of {label}", lines, "teacher forced")
 
 
 def _attention(label: str, found: dict[str, Any]):
-    figure = _figure()
+    figure = new_figure()
     axes = figure.subplots()
     image = axes.imshow(found["attention_share"], vmin=0, vmax=1, aspect="auto", cmap="viridis")
     axes.set(xlabel="row of the block", ylabel="layer", title=f"Attention to the block, {label}")

@@ -6,6 +6,8 @@ from ._common import MAX_K, build, pattern, scalar, unused, use_kernel
 
 _THREADS = 256
 _MAX_PER_THREAD = 32
+# Entries that the plain form compares by their largest first.
+_GROUP = 64
 
 
 def top_k_ops(
@@ -29,14 +31,7 @@ def top_k_ops(
     if not 1 <= k <= vocab_size:
         raise ValueError(f"`k` has to be an integer in [1, {vocab_size}] but is {k}.")
     x = logits.astype(mx.float32)
-    # Every entry above the k-th value is in; entries equal to it enter by lowest id.
-    threshold = mx.min(mx.topk(x, k, axis=-1), axis=-1, keepdims=True)
-    ids = mx.arange(vocab_size, dtype=mx.int32)
-    key = mx.where(x > threshold, ids - vocab_size, mx.where(x == threshold, ids, vocab_size))
-    ids = mx.sort(-mx.topk(-key, k, axis=-1), axis=-1)
-    ids = mx.where(ids < 0, ids + vocab_size, ids)
-    # A row of NaN has no order: keep its ids in range and let the values tell.
-    ids = mx.sort(mx.minimum(ids, vocab_size - 1), axis=-1)
+    ids = _best_ids(mx.where(mx.isnan(x), -mx.inf, x), k)
     values = mx.take_along_axis(x, ids, axis=-1)
     order = _stable_descending(values)
     ids = mx.take_along_axis(ids, order, axis=-1)
@@ -44,6 +39,32 @@ def top_k_ops(
     if softcap:
         values = softcap * mx.tanh(values / softcap)
     return values, ids.astype(mx.uint32)
+
+
+def _best_ids(x: mx.array, k: int) -> mx.array:
+    """Indices of the ``k`` largest, the first of equal ones, in ascending order."""
+    size = x.shape[-1]
+    groups = -(-size // _GROUP)
+    if groups < 2 * k:
+        return _select(x, k)
+    # The k largest are in the k groups of the largest maxima: little is left to be ordered.
+    x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, groups * _GROUP - size)], constant_values=-mx.inf)
+    x = x.reshape(*x.shape[:-1], groups, _GROUP)
+    best = _best_ids(x.max(axis=-1), k)[..., None]
+    ids = (best * _GROUP + mx.arange(_GROUP)).flatten(-2)
+    kept = mx.take_along_axis(x, best, axis=-2).flatten(-2)
+    return mx.take_along_axis(ids, _select(kept, k), axis=-1)
+
+
+def _select(x: mx.array, k: int) -> mx.array:
+    """As :func:`_best_ids`, in one pass over everything."""
+    size = x.shape[-1]
+    # Every entry above the k-th value is in; entries equal to it enter by lowest id.
+    threshold = mx.min(mx.topk(x, k, axis=-1), axis=-1, keepdims=True)
+    ids = mx.arange(size, dtype=mx.int32)
+    key = mx.where(x > threshold, ids - size, mx.where(x == threshold, ids, size))
+    ids = mx.sort(-mx.topk(-key, k, axis=-1), axis=-1)
+    return mx.sort(mx.where(ids < 0, ids + size, ids), axis=-1)
 
 
 def _stable_descending(values: mx.array) -> mx.array:

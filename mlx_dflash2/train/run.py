@@ -8,21 +8,30 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_map
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
 from .. import embedded
+from ..benchmark.data import encode
 from ..checkpoint import CONFIG_FILES, read_config, resolve
 from ..console import note
+from ..convert.quantisation import Quantisation
+from ..convert.report import describe_scheme
 from ..drafter import Drafter
 from ..drafter_args import DrafterArgs
+from ..export import config_of, save_drafter
 from ..load import load, load_drafter, read_drafter_args
 from ..pair import check_fit
 from ..targets import Target, bind
-from . import checkpoints, prompts
+from . import checkpoints, plots, prompts
+from .arguments import parse
 from .batches import Batches
+from .card import make_card, results_table
+from .codebooks import unfactored
 from .corpus import Corpus
 from .data import generate
+from .evaluate import evaluate
 from .init import (
     Shape,
     factor_codebooks,
@@ -236,6 +245,94 @@ class Run:
             save_every=self.args.save_every,
             stop_after=None if limit is None else 60 * limit,
         )
+
+    def trained(self) -> tuple[Drafter, Corpus, int]:
+        """The drafter of the latest checkpoint with ordinary codebooks, its texts, its steps.
+
+        Raises:
+            FileNotFoundError: if nothing was trained.
+        """
+        found = checkpoints.files(self.folder / "checkpoints")
+        if not found:
+            raise FileNotFoundError(f"{self.folder} holds no checkpoint; run the fit stage first.")
+        saved, drafter = checkpoints.load(found[-1]), self.drafter()
+        drafter.unfreeze()
+        drafter.update(saved.trees.get("average", saved.trees["weights"]))
+        if drafter.args.has_selector:
+            unfactored(drafter.candidate_selector, drafter.args.vocab_size)
+        drafter.eval()
+        return drafter, self.corpus(), saved.step
+
+    def eval(self):
+        """Decode held-out prompts."""
+        args = self.args
+        if args.eval_prompts:
+            rows = prompts.read(args.eval_prompts)
+        else:
+            rows = prompts.built_in("held_out", args.seed, args.num_eval_prompts)
+        exported = self.folder / "export"
+        if exported.exists():
+            # What is shipped, quantised as it is, is what is measured.
+            drafter = load_drafter(exported, dtype=_cpu_dtype())
+        else:
+            drafter, *_ = self.trained()
+        model, tokenizer = self.loaded
+        found = evaluate(
+            model,
+            tokenizer,
+            drafter,
+            encode([{"suite": row.kind, "messages": row.messages} for row in rows], tokenizer),
+            max_tokens=args.eval_max_tokens,
+            temps=args.eval_temp,
+            stride=args.eval_stride,
+            seed=args.seed,
+        )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "eval.json").write_text(json.dumps(found, indent=1) + "\n")
+        print(results_table(found))
+        self._plot(found)
+
+    def _plot(self, found: dict[str, Any]):
+        log = self.folder / "log.jsonl"
+        try:
+            files = [plots.save_evaluation(found, self.folder)]
+            if log.is_file():
+                lines = [json.loads(line) for line in log.read_text().splitlines()]
+                files.append(plots.save_log(lines, self.folder))
+        except ImportError as error:
+            note(f"warning: {error}")
+            return
+        note("Plots: " + ", ".join(map(str, files)))
+
+    def export(self):
+        """Write the trained drafter as a published one is."""
+        drafter, corpus, steps = self.trained()
+        cast_to(drafter, mx.bfloat16)
+        if self.args.bits is not None:
+            Quantisation(self.args.bits).apply(drafter)
+        found = self.folder / "eval.json"
+        numbers = {"texts": len(corpus), "tokens": corpus.num_answer_tokens, "steps": steps}
+        numbers["blocks"] = steps * self.args.batch_size * self.args.anchors
+        numbers["blocks"] *= self.args.grad_accumulation_steps * self.group.size()
+        defaults = vars(parse([]))
+        options = {k: v for k, v in self.settings().items() if k in defaults and v != defaults[k]}
+        for name in ("model", "data", "prompts", "draft_model"):
+            options.pop(name, None)
+        found = json.loads(found.read_text()) if found.is_file() else None
+        card = make_card(drafter, Path(self.name).name, numbers, options, found)
+        save_drafter(drafter, self.folder / "export", config_of(drafter.args), card)
+        note(f"export: {self.folder / 'export'}, {describe_scheme(drafter)}.")
+
+
+def _cpu_dtype() -> mx.Dtype | None:
+    # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
+    return mx.float32 if mx.default_device() == mx.cpu else None
+
+
+def cast_to(drafter: Drafter, dtype: mx.Dtype):
+    """Round all of a drafter's floating-point tensors, in place."""
+    drafter.update(tree_map(lambda x: x.astype(dtype), drafter.parameters()))
+    mx.eval(drafter.parameters())
 
 
 def extended_args(args: DrafterArgs, chosen: dict[str, Any]) -> DrafterArgs:

@@ -1,0 +1,98 @@
+"""The model card of a trained drafter."""
+
+from typing import Any
+
+from ..convert.report import describe_scheme
+from ..drafter import Drafter
+
+_CARD = """\
+---
+library_name: mlx
+tags: [mlx, dflash, speculative-decoding]
+---
+
+# A DFlash {generation} drafter for {target}
+
+It drafts blocks of {block} (the anchor and {drafts} tokens) and is no model on its own: it uses
+the embedding, the head and the hidden states of its target.
+
+```shell
+mlx_dflash2.generate --model {target} --draft-model PATH --prompt "Hello"
+```
+
+| | |
+| --- | --- |
+| Layers | {layers}, hidden size {hidden} |
+| Taps | after target layers {taps} |
+| Convolution | {conv} |
+| Selector | {selector} |
+| Mask id | {mask} |
+| Weights | {scheme} |
+
+## Training
+
+{texts} texts with {tokens} tokens of the target's own answers; {steps} steps, {blocks} blocks.
+Options: {options}.
+{results}"""
+
+
+def make_card(
+    drafter: Drafter,
+    target: str,
+    numbers: dict[str, int],
+    options: dict[str, Any],
+    found: dict[str, Any] | None,
+) -> str:
+    """Describe a drafter.
+
+    Args:
+        drafter (Drafter): As it is written.
+        target (str): The target's name.
+        numbers (dict): ``texts``, ``tokens``, ``steps`` and ``blocks`` of its training.
+        options (dict): Those that were given.
+        found (dict, optional): Of the eval stage, if it has run.
+    """
+    args = drafter.args
+    return _CARD.format(
+        generation=args.generation,
+        target=target,
+        block=args.block_size,
+        drafts=args.block_size - 1,
+        layers=args.num_hidden_layers,
+        hidden=args.hidden_size,
+        taps=", ".join(map(str, args.target_layer_ids)),
+        conv=f"{args.conv_kernel_size} taps" if args.has_conv else "none",
+        selector=f"rank {args.selector_rank} over {args.selector_top_k} candidates"
+        if args.has_selector
+        else "none",
+        mask=args.mask_token_id,
+        scheme=describe_scheme(drafter),
+        **{name: f"{number:,}" for name, number in numbers.items()},
+        options=", ".join(f"`{name}` {value}" for name, value in options.items()),
+        results="" if found is None else results_table(found),
+    )
+
+
+def results_table(found: dict[str, Any]) -> str:
+    """Decoding and recall of the eval stage, as Markdown."""
+    lines = ["", "## Held-out prompts", "", "| | acceptance length | 90 % interval |", "|-|-|-|"]
+    for temp, result in found["decoding"].items():
+        low, high = result["interval"]
+        lines.append(
+            f"| decoding, temperature {temp}, {result['prompts']} prompts, {result['tokens']} "
+            f"tokens | {result['acceptance_length']:.2f} | {low:.2f}–{high:.2f} |"
+        )
+    recall = found["recall"]
+    if recall is not None:
+        for name, label in (
+            ("acceptance_best", "at every anchor: best token of each row"),
+            ("acceptance_path", "at every anchor: the drafted path"),
+            ("acceptance_oracle", "at every anchor: true token wherever it is a candidate"),
+        ):
+            lines.append(f"| {label} | {recall[name]:.2f} | |")
+    for temp, result in found["decoding"].items():
+        kinds = ", ".join(f"{kind} {x:.2f}" for kind, x in result["by_kind"].items())
+        lines += ["", f"Temperature {temp} by kind: {kinds}."]
+        rates = " ".join(f"{rate:.2f}" for rate in result["by_position"])
+        lines.append(f"Drafts accepted, by position: {rates}.")
+    return "\n".join([*lines, ""])
