@@ -156,9 +156,9 @@ def write_taps(
     }
     _agree(folder / "taps.json", about)
     source = ComputedTaps(target, corpus, layers, final)
-    # Shared out before what is there is left out: processes do not see the folder at one moment.
-    mine = list(enumerate(_files(folder, corpus)))[share[0] :: share[1]]
-    todo = [number for number, file in mine if not file.exists()]
+    # By number and not by what is left: processes do not start at the same time.
+    mine = range(share[0], len(_files(folder, corpus)), share[1])
+    todo = [i for i in mine if not _files(folder, corpus)[i].exists()]
     total = sum(int(_rows_per_file(corpus)[i]) for i in todo)
     with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
         for number in todo:
