@@ -1,4 +1,4 @@
-"""Memory bandwidth of Apple's chips, from Apple's own announcements and specifications."""
+"""Memory bandwidth of Apple's chips, as announced and in the specifications of the computers."""
 
 import re
 from typing import NamedTuple
@@ -9,19 +9,19 @@ _M1_ULTRA = "2022/03/apple-unveils-m1-ultra-the-worlds-most-powerful-chip-for-a-
 _M2 = "2022/06/apple-unveils-m2-with-breakthrough-performance-and-capabilities/"
 _M2_PRO = "2023/01/apple-unveils-m2-pro-and-m2-max-next-generation-chips-for-next-level-workflows/"
 _M2_ULTRA = "2023/06/apple-introduces-m2-ultra/"
-_M3 = "2023/10/apple-unveils-m3-m3-pro-and-m3-max-the-most-advanced-chips-for-a-personal-computer/"
-_M3_ULTRA = "2025/03/apple-reveals-m3-ultra-taking-apple-silicon-to-a-new-extreme/"
 _M4 = "2024/05/apple-introduces-m4-chip/"
 _M4_PRO = "2024/10/apple-introduces-m4-pro-and-m4-max/"
 _M5 = "2025/10/apple-unleashes-m5-the-next-big-leap-in-ai-performance-for-apple-silicon/"
 _M5_PRO = "2026/03/apple-debuts-m5-pro-and-m5-max-to-supercharge-the-most-demanding-pro-workflows/"
+_M6 = "2026/08/apple-introduces-m6-and-m5-ultra-for-a-big-leap-in-performance-and-ai-compute/"
+SUPPORT = "https://support.apple.com/en-us/"
 
 
 class Chip(NamedTuple):
     """``bandwidth`` in GB/s, of the smallest and the largest version sold under this name.
 
-    Announcements name the largest; the smallest is in the specifications of the computers. M1's
-    follows from M2's, which was announced as half as much again.
+    Announcements mostly name the largest alone; then the source is the specifications of a
+    computer. Apple gives none for M1: it is that of its memory, LPDDR4X-4266 on 128 bits.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Chip(NamedTuple):
 
 
 CHIPS = (
-    Chip("M1", (68, 68), NEWSROOM + _M2),
+    Chip("M1", (68, 68), "LPDDR4X-4266, 128 bits"),
     Chip("M1 Pro", (200, 200), NEWSROOM + _M1_PRO),
     Chip("M1 Max", (400, 400), NEWSROOM + _M1_PRO),
     Chip("M1 Ultra", (800, 800), NEWSROOM + _M1_ULTRA),
@@ -38,16 +38,18 @@ CHIPS = (
     Chip("M2 Pro", (200, 200), NEWSROOM + _M2_PRO),
     Chip("M2 Max", (400, 400), NEWSROOM + _M2_PRO),
     Chip("M2 Ultra", (800, 800), NEWSROOM + _M2_ULTRA),
-    Chip("M3", (100, 100), NEWSROOM + _M3),
-    Chip("M3 Pro", (150, 150), NEWSROOM + _M3),
-    Chip("M3 Max", (300, 400), NEWSROOM + _M3),
-    Chip("M3 Ultra", (819, 819), NEWSROOM + _M3_ULTRA),
+    Chip("M3", (100, 100), SUPPORT + "117735"),
+    Chip("M3 Pro", (150, 150), SUPPORT + "117736"),
+    Chip("M3 Max", (300, 400), SUPPORT + "117736"),
+    Chip("M3 Ultra", (819, 819), SUPPORT + "122211"),
     Chip("M4", (120, 120), NEWSROOM + _M4),
     Chip("M4 Pro", (273, 273), NEWSROOM + _M4_PRO),
-    Chip("M4 Max", (410, 546), NEWSROOM + _M4_PRO),
+    Chip("M4 Max", (410, 546), SUPPORT + "121553"),
     Chip("M5", (153, 153), NEWSROOM + _M5),
     Chip("M5 Pro", (307, 307), NEWSROOM + _M5_PRO),
-    Chip("M5 Max", (460, 614), NEWSROOM + _M5_PRO),
+    Chip("M5 Max", (460, 614), SUPPORT + "128107"),
+    Chip("M5 Ultra", (1200, 1200), NEWSROOM + _M6),
+    Chip("M6", (153, 170), SUPPORT + "128108"),
 )
 
 
