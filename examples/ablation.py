@@ -1,7 +1,7 @@
 """What selector and convolution bring: matched drafters for the embedded target.
 
-Give it a folder with the data and taps of `mlx_dflash2.train data taps`; two CPU cores take about
-half an hour, once MLX has a fast BLAS.
+It goes on where it stopped. Give it a folder in which `mlx_dflash2.train data taps` have run with
+the options below.
 """
 
 import sys
@@ -9,17 +9,23 @@ from pathlib import Path
 
 from mlx_dflash2.train import ablation
 from mlx_dflash2.train.arguments import parse
+from mlx_dflash2.train.data import generate
+from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.run import Run
 
 folder = Path(sys.argv[1])
-options = [
-    f"--data={folder / 'data'}", f"--taps={folder / 'taps'}", "--dequantize", "--block-size=8",
-    "--target-layer-ids", "1", "10", "19", "28", "--mask-token-id=4", "--selector-rank=128",
-    "--factored", "--vocab-sample=4096", "--batch-size=4", "--anchors=48", "--iters=300",
-    "--learning-rate=8e-4", "--labels=soft",
-]  # fmt: skip
+options = (
+    f"--data {folder / 'data'} --taps {folder / 'taps'} --dequantize --labels soft --factored "
+    "--block-size 8 --target-layer-ids 1 10 19 28 --mask-token-id 4 --selector-rank 128 "
+    "--vocab-sample 4096 --batch-size 4 --anchors 48 --iters 300 --learning-rate 8e-4"
+).split()
+
 drafters = ablation.train(folder / "ablation", options, layers=2)
-run = Run(parse([*options, f"--output-path={folder / 'ablation'}"]))
-found = ablation.measure(drafters, run, num_prompts=22, max_tokens=64)
+run = Run(parse([*options, "--output-path", str(folder / "ablation")]))
+prompts = built_in("held_out", seed=0, count=110)
+held_out = generate(
+    *run.loaded, prompts, folder / "held_out", name=run.name, max_tokens=96, batch_size=110
+)
+found = ablation.measure(drafters, run, held_out, num_decoded=11, max_tokens=48)
 print(ablation.table(found))
 ablation.save(found, Path(__file__).parent / "results")

@@ -152,7 +152,8 @@ def test_the_ablation_compares_matched_drafters(tmp_path, target_path):
     same = drafters["DFlash + selector"]
     assert mx.array_equal(plain.layers[0].mlp.up_proj.weight, same.layers[0].mlp.up_proj.weight)
     run = Run(parse(options))
-    found = ablation.measure(dict(list(drafters.items())[:2]), run, num_prompts=1, max_tokens=6)
+    pair, held_out = dict(list(drafters.items())[:2]), Corpus(tmp_path / "data")
+    found = ablation.measure(pair, run, held_out, num_decoded=2, max_tokens=6)
     assert found["DFlash + selector"]["parameters"] > found["DFlash"]["parameters"]
     assert set(found["DFlash"]["decoding"]) == {"0", "1"}
     lines = ablation.table(found).splitlines()
