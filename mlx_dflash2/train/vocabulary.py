@@ -69,7 +69,8 @@ class FullVocabulary:
         unary = draft_transform(self.target.head(hidden)[..., :size], self.args)
         wanted = None
         if final is not None:
-            wanted = log_softmax(self.target.logits(final)[..., :size].astype(mx.float32))
+            # What the target gives to ids that cannot be drafted is lost, and not shared out.
+            wanted = log_softmax(self.target.logits(final).astype(mx.float32))[..., :size]
         return Scores(log_softmax(unary), wanted, labels, unary, mx.arange(size))
 
 
