@@ -159,6 +159,32 @@ def test_a_target_without_such_layers_cannot_be_begun_from(kind, shape, found):
         from_target_layers(drafter, target)
 
 
+@pytest.mark.parametrize("kind", ["olmo2", "glm4", "gemma3_text"])
+def test_norms_of_another_role_are_not_copied(kind):
+    """They would have the right shapes, or none of the drafter's names."""
+    target = bind(make_model(kind))
+    drafter = new_drafter(new_args(SHAPE, target, CONFIGS[kind]), mx.random.key(0))
+    message = rf"^`init` from the target is not possible for a {kind} model, [^\n]*; use random\.$"
+    with pytest.raises(ValueError, match=message):
+        from_target_layers(drafter, target)
+
+
+@pytest.mark.parametrize("kind", ["llama", "seed_oss"])
+def test_plain_pre_norms_are_copied(kind):
+    target = bind(make_model(kind))
+    drafter = new_drafter(new_args(SHAPE, target, CONFIGS[kind]), mx.random.key(0))
+    from_target_layers(drafter, target)
+    for new, old in zip(drafter.layers, target.layers[-2:], strict=True):
+        assert mx.array_equal(new.input_layernorm.weight, old.input_layernorm.weight)
+
+
+def test_a_drafter_s_generation_is_that_of_its_parts():
+    old = first_generation().args
+    none = dict(conv_kernel_size=0, selector_rank=0)
+    assert extended_args(old, none).generation == 1
+    assert extended_args(old, none | dict(selector_rank=4)).generation == 2
+
+
 def test_a_new_drafter_s_added_parts_change_nothing(target):
     args = new_args(SHAPE, target, CONFIGS[DENSE])
     drafter, plain = new_drafter(args, mx.random.key(0)), Drafter(replace(args, conv_kernel_size=0))
@@ -266,8 +292,9 @@ def test_an_unfactored_drafter_is_an_ordinary_one(known, target):
     hidden, expected = drafted(drafter, target)
     best = mx.argmax(target.head(hidden), axis=-1)[0].tolist()
     assert expected != best
-    factor_codebooks(selector, target.embed, known)
+    kept = factor_codebooks(selector, target.embed, known)
     assert all(isinstance(selector[book], FactoredCodebook) for book in books)
+    assert kept == pytest.approx(1.0, abs=1e-3)
     assert sorted(name for name, _ in tree_flatten(drafter.trainable_parameters())) == names
     rows = [selector[book](ids) for book in books]
     unfactored(selector, VOCAB)

@@ -10,6 +10,7 @@ class _Range(NamedTuple):
     below: float | None = None
 
     def holds(self, value: float) -> bool:
+        """Whether a number is in the range."""
         low = value > self.low if self.open else value >= self.low
         return low and (self.below is None or value < self.below)
 

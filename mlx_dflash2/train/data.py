@@ -88,16 +88,8 @@ def generate(
     Raises:
         ValueError: for a setting out of range, no usable prompt, or a folder of other settings.
     """
-    settings = Settings(
-        name,
-        max_tokens,
-        max_seq_length,
-        temp,
-        top_p,
-        seed,
-        shard_size,
-        batch_size if temp > 0 else None,
-    )
+    drawn = batch_size if temp > 0 else None
+    settings = Settings(name, max_tokens, max_seq_length, temp, top_p, seed, shard_size, drawn)
     if batch_size < 1:
         raise ValueError(f"`batch_size` is {batch_size} but has to be 1 or more.")
     usable = _usable(_encoded(prompts, tokenizer, thinking), max_seq_length)

@@ -177,7 +177,7 @@ class Run(Setup):
 
     def eval(self):
         """Decode held-out prompts."""
-        args, step = self.args, self.saved().step
+        step, args = self.saved().step, self.args
         exported = shipping.step_of(self.folder) == step
         if exported:
             # What is shipped, quantised as it is, is what is measured.

@@ -230,10 +230,7 @@ def fit(
             report.add(trainer.step())
             bar.update()
             if trainer.done % steps_per_report == 0:
-                line = report.line(trainer)
-                bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
-                if main:
-                    append(folder / "log.jsonl", line)
+                _tell(report.line(trainer), bar, folder / "log.jsonl" if main else None)
                 report = Report()
             if trainer.done % save_every == 0:
                 save()
@@ -241,6 +238,12 @@ def fit(
         bar.close()
         save()
     return trainer.done == trainer.schedule.iters
+
+
+def _tell(line: dict[str, Any], bar: tqdm, log: Path | None):
+    bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
+    if log is not None:
+        append(log, line)
 
 
 def count_parameters(module: nn.Module) -> int:

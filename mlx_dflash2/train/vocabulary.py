@@ -1,5 +1,6 @@
 """Log probabilities of drafter and target, over the vocabulary or a sample that stands for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -137,7 +138,9 @@ class SampledVocabulary:
         lift = mx.where(hits, _NEVER, mx.log(stand_for)[:, None])
         label_rows = self.target.head_rows(labels).astype(mx.float32)
 
-        def joined(hidden: mx.array, transform) -> tuple[mx.array, mx.array]:
+        def joined(
+            hidden: mx.array, transform: Callable[[mx.array], mx.array]
+        ) -> tuple[mx.array, mx.array]:
             hidden = hidden.astype(mx.float32)
             frequent = transform(hidden @ self.rows.T)
             sample = transform(hidden @ self.sample_rows.T) + lift
