@@ -37,6 +37,7 @@ def test_stages_may_come_from_the_config(tmp_path):
     ("stage: fit", "stage", ["fit"]),
     ("causal: true", "causal", True),
     ("gamma: null", "gamma", None),
+    ("thinking: off", "thinking", "off"),
     ("bits: 4", "bits", 4),
     ("data: texts", "data", "texts"),
 ])  # fmt: skip

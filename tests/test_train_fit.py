@@ -206,7 +206,9 @@ def test_an_interrupt_in_the_optimizer_leaves_the_state_before_it(name, setup, m
 def test_the_log_ends_where_the_run_goes_on(setup, tmp_path):
     """Steps that were logged but not saved are trained, and logged, again."""
     log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps({"step": step, "loss": 9.0}) + "\n" for step in (5, 10, 15)))
+    log.write_text(
+        "".join(json.dumps({"step": step, "loss": 9.0}) + "\n" for step in (5, 10, 15)) + '{"st'
+    )
     trainer = make_trainer(setup)
     for _ in range(12):
         trainer.step()

@@ -1,10 +1,7 @@
 """What the stages of a run leave to one another, and what is refused before the first."""
 
 import json
-import os
-import subprocess
 import sys
-import time
 
 import mlx.core as mx
 import pytest
@@ -98,6 +95,18 @@ def test_what_decides_is_taken_and_the_rest_is_as_given(tmp_path):
     assert args.stage == ["eval"] and not hasattr(args, "processes")
 
 
+def test_a_checkpoint_that_does_not_say_how_it_was_made_is_refused(make_run):
+    """What was the default then need not be now."""
+    make_run("--rope-theta", 5e4).fit()
+    saved = checkpoints.load(make_run().checkpoint)
+    del saved.settings["rope_theta"]
+    checkpoints.save(make_run().folder / "checkpoints", 6, saved.trees, saved.settings)
+    for refused in (make_run().restored, make_run(given=["export"]).run):
+        with pytest.raises(ValueError, match=r"^.* does not say its `rope_theta`; [^\n]*$"):
+            refused()
+    assert make_run("--rope-theta", 5e4).restored().done == 6
+
+
 # A run that stops, an export of another step.
 
 
@@ -157,6 +166,17 @@ def test_a_card_says_no_more_than_is_known(make_run, target_path):
     # 6 steps of 2 texts with 4 anchors in 3 processes.
     assert "at most 144 blocks" in card and "tokens of given answers" in card
     assert "drafter for target " in card and str(target_path) not in card
+
+
+def test_a_hub_s_target_keeps_its_whole_name(make_run, monkeypatch):
+    run = make_run()
+    run.fit()
+    args, loaded = run.drafter_args(), run.loaded
+    monkeypatch.setattr(Run, "name", "someone/model")
+    monkeypatch.setattr(Run, "loaded", loaded)
+    monkeypatch.setattr(Run, "drafter_args", lambda self: args)
+    run.export()
+    assert "--model someone/model " in (run.folder / "export" / "README.md").read_text()
 
 
 # What is recorded of a run.
@@ -282,56 +302,6 @@ def test_recall_without_greedy_answers_is_noted(make_run, capsys):
     make_run().fit()
     make_run(*EVAL, "--eval-temp", 1, given=["eval"]).run()
     assert "eval: recall is skipped" in capsys.readouterr().err
-
-
-# Several processes.
-
-
-def start(rank: int, tmp_path, *arguments) -> subprocess.Popen:
-    hosts = tmp_path / "hosts.json"
-    hosts.write_text(json.dumps([["127.0.0.1:32471"], ["127.0.0.1:32472"]]))
-    environment = os.environ | {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}
-    command = [sys.executable, "-m", "mlx_dflash2.train", *map(str, arguments)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-
-
-def finish(processes: list[subprocess.Popen]) -> list[str]:
-    deadline = time.monotonic() + 240
-    try:
-        return [p.communicate(timeout=deadline - time.monotonic())[1] for p in processes]
-    finally:
-        for process in processes:
-            process.kill()
-
-
-@pytest.mark.slow
-def test_two_processes_train_one_drafter(tmp_path, target_path):
-    """The stages of one result run once; a time limit stops both; the rest is one run."""
-    options = ["--model", target_path, "--output-path", tmp_path / "run", *OPTIONS, *EVAL]
-    options.remove("--no-cache")
-    for limit in (["--time-limit", "1e-9"], []):
-        both = [start(rank, tmp_path, *options, *limit) for rank in (0, 1)]
-        said = finish(both)
-        assert [process.returncode for process in both] == [0, 0], said
-        assert ("fit: stopped at step 0 of 6" in said[0]) == bool(limit)
-        assert "M parameters" not in said[1]
-    assert load_drafter(tmp_path / "run" / "export").args.block_size == 4
-    saved = checkpoints.load(checkpoints.files(tmp_path / "run" / "checkpoints")[-1])
-    assert (saved.step, saved.settings["processes"]) == (6, 2)
-
-
-@pytest.mark.slow
-def test_processes_of_different_states_are_refused(tmp_path, target_path, data):
-    options = ["fit", "--model", target_path, "--data", data, *OPTIONS]
-    both = [
-        start(rank, tmp_path, *options, "--output-path", tmp_path / "run", "--seed", rank)
-        for rank in (0, 1)
-    ]
-    said = finish(both)
-    assert [process.returncode for process in both] == [1, 1], said
-    for text in said:
-        last = text.strip().splitlines()[-1]
-        assert last.startswith("error: The processes' weights differ at step 0;")
 
 
 def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, target_path):

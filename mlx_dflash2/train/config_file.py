@@ -57,6 +57,9 @@ def _one(option: argparse.Action, value: Any, path: Path) -> Any:
         except (TypeError, ValueError, OverflowError):
             right = False
     else:
+        if isinstance(value, bool) and "on" in (option.choices or ()):
+            # YAML takes on and off for true and false.
+            value = "on" if value else "off"
         if option.type is parts and isinstance(value, list):
             value = ",".join(map(str, value))
         wanted, right = "text", isinstance(value, str)

@@ -52,11 +52,14 @@ class Report:
 
 
 def drop_lines(path: Path, step: int):
-    """Remove from a log what came behind the checkpoint that is gone on from."""
+    """Remove from a log what came behind the checkpoint that is gone on from.
+
+    So is a last line that was not written to its end.
+    """
     if not path.is_file():
         return
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [line for line in lines if json.loads(line)["step"] <= step]
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     if kept != lines:
         partial = path.with_suffix(".partial")
         partial.write_text("".join(kept), encoding="utf-8")

@@ -18,7 +18,7 @@ from .evaluate import evaluate
 from .init import from_target_layers, new_drafter
 from .processes import wait
 from .records import refuse_difference, write_record
-from .settings import ADVICE
+from .settings import ADVICE, refuse_missing
 from .setup import Setup
 from .taps import bytes_needed, write_taps
 from .trainer import Trainer, count_parameters, fit
@@ -122,6 +122,7 @@ class Run(Setup):
         trainer, file = self.trainer(), self.checkpoint
         if file is not None:
             saved, settings = checkpoints.load(file), self.settings()
+            refuse_missing(self.args, saved.settings, file)
             wanted = {name: settings.get(name) for name in saved.settings}
             refuse_difference(file, saved.settings, wanted, ADVICE)
             trainer.restore(saved)

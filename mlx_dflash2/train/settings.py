@@ -31,13 +31,27 @@ def as_trained(args: Namespace, settings: dict[str, Any], source: Path) -> Names
         source (Path): The checkpoint.
 
     Raises:
-        ValueError: if one was given that is another one than the checkpoint's.
+        ValueError: if one was given that is another one than the checkpoint's, or is missing in
+            both.
     """
+    refuse_missing(args, settings, source)
     given, defaults = deciding(args), deciding(parse([]))
     stored = {name: value for name, value in settings.items() if name in given}
     explicit = {n: given[n] for n in stored if given[n] != defaults[n]}
     refuse_difference(source, stored, explicit, ADVICE)
     return Namespace(**vars(args) | stored)
+
+
+def refuse_missing(args: Namespace, settings: dict[str, Any], source: Path):
+    """Refuse a checkpoint that does not say how it was made: a default may have changed since.
+
+    Raises:
+        ValueError: naming an option that the checkpoint lacks and that was not given either.
+    """
+    defaults = deciding(parse([]))
+    for name, value in deciding(args).items():
+        if name not in settings and value == defaults[name]:
+            raise ValueError(f"{source} does not say its `{name}`; give the one that it had.")
 
 
 def not_default(settings: dict[str, Any]) -> dict[str, Any]:
