@@ -16,7 +16,7 @@ def test_options_of_the_command_line_come_before_the_config_s(tmp_path):
 
 def test_stages_run_in_their_order():
     assert parse(["fit", "data"]).stage == ["data", "fit"]
-    assert parse([]).stage == list(STAGES)
+    assert parse([]).stage == list(STAGES) == ["data", "taps", "fit", "export", "eval"]
 
 
 def test_stages_may_come_from_the_config(tmp_path):
@@ -37,6 +37,7 @@ def test_stages_may_come_from_the_config(tmp_path):
     ("stage: fit", "stage", ["fit"]),
     ("causal: true", "causal", True),
     ("gamma: null", "gamma", None),
+    ("thinking: off", "thinking", "off"),
     ("bits: 4", "bits", 4),
     ("data: texts", "data", "texts"),
 ])  # fmt: skip

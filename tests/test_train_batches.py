@@ -5,7 +5,7 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny import DENSE, HYBRID, make_model
+from tiny import DENSE, HYBRID, VOCAB, make_model
 from training import NoTaps, random_corpus
 
 from mlx_dflash2.targets import bind
@@ -172,12 +172,12 @@ def test_processes_share_the_files_between_them(targets, corpus, small_files, tm
 @pytest.mark.parametrize("field, changes", [
     ("layers", dict(layers=[0, 3])),
     ("model", dict(model="another")),
-    ("final", dict(final=False)),
+    ("dequantize", dict(dequantize=True)),
 ])  # fmt: skip
 def test_a_cache_of_something_else_is_not_gone_on_with(field, changes, targets, corpus, tmp_path):
     write_taps(targets[DENSE], corpus, LAYERS, tmp_path, model="tiny")
     options = dict(layers=LAYERS, model="tiny") | changes
-    with pytest.raises(ValueError, match=rf"^`{field}` of .*taps.json is .* is asked for; .*$"):
+    with pytest.raises(ValueError, match=rf"^`{field}` is .*taps.json was made with [^\n]*$"):
         write_taps(targets[DENSE], corpus, options.pop("layers"), tmp_path, **options)
     assert json.loads((tmp_path / "taps.json").read_text())["model"] == "tiny"
 
@@ -185,7 +185,7 @@ def test_a_cache_of_something_else_is_not_gone_on_with(field, changes, targets, 
 def test_a_cache_of_other_texts_is_refused(targets, corpus, tmp_path):
     write_taps(targets[DENSE], corpus, LAYERS, tmp_path / "taps")
     other = random_corpus(tmp_path / "texts", LENGTHS[:-1], PROMPTS[:-1])
-    with pytest.raises(ValueError, match=r"^`texts` of .* is 8 but 7 is asked for; .*$"):
+    with pytest.raises(ValueError, match=r"^`texts` is 7 but .* was made with 8; .*$"):
         write_taps(targets[DENSE], other, LAYERS, tmp_path / "taps")
     with pytest.raises(ValueError, match=r"^.* holds the taps of 8 texts with 156 tokens, .*$"):
         CachedTaps(tmp_path / "taps", other, False)
@@ -198,5 +198,50 @@ def test_a_cache_says_what_it_lacks(targets, corpus, tmp_path):
     assert CachedTaps(tmp_path / "taps", corpus, False).read([0], 5).final is None
     with pytest.raises(ValueError, match=r"^.* was made without what the target's head reads\.$"):
         CachedTaps(tmp_path / "taps", corpus, True)
-    with pytest.raises(ValueError, match=r"^.* of layers \[0, 2\] but \[0, 1\] are asked for; .*$"):
-        CachedTaps(tmp_path / "taps", corpus, False, [0, 1])
+    for name, value in (("layers", [0, 1]), ("model", "another"), ("dequantize", True)):
+        with pytest.raises(ValueError, match=rf"^`{name}` is .* was made with [^\n]*$"):
+            CachedTaps(tmp_path / "taps", corpus, False, **{name: value})
+
+
+def test_a_cache_of_as_many_other_tokens_is_refused(targets, corpus, tmp_path):
+    write_taps(targets[DENSE], corpus, LAYERS, tmp_path / "taps")
+    shifted, answers = (random_corpus(tmp_path / "texts", LENGTHS, PROMPTS) for _ in range(2))
+    shifted.tokens = (shifted.tokens + 1) % VOCAB
+    answers.prompt_lengths = answers.prompt_lengths + 1
+    for other in (shifted, answers):
+        with pytest.raises(ValueError, match=r"^`digest` is .* was made with [^\n]*$"):
+            CachedTaps(tmp_path / "taps", other, False)
+        with pytest.raises(ValueError, match=r"^`digest` is .* was made with [^\n]*$"):
+            write_taps(targets[DENSE], other, LAYERS, tmp_path / "taps")
+
+
+def test_a_cache_with_the_head_s_rows_serves_without_them(targets, corpus, tmp_path):
+    write_taps(targets[DENSE], corpus, LAYERS, tmp_path)
+    whole = (tmp_path / "taps-00000.bin").read_bytes()
+    (tmp_path / "taps-00000.bin").unlink()
+    write_taps(targets[DENSE], corpus, LAYERS, tmp_path, final=False)
+    assert (tmp_path / "taps-00000.bin").read_bytes() == whole
+    both, taps = (CachedTaps(tmp_path, corpus, final).read([0], 5) for final in (True, False))
+    assert taps.final is None and mx.array_equal(both.taps, taps.taps)
+
+
+@pytest.mark.parametrize("field", ["digest", "dequantize"])
+def test_a_cache_without_a_full_record_is_refused(field, targets, corpus, tmp_path):
+    write_taps(targets[DENSE], corpus, LAYERS, tmp_path)
+    about = json.loads((tmp_path / "taps.json").read_text())
+    del about[field]
+    (tmp_path / "taps.json").write_text(json.dumps(about))
+    message = rf"^.* has no `{field}`; remove [^\n]* and run the taps stage again\.$"
+    with pytest.raises(ValueError, match=message):
+        CachedTaps(tmp_path, corpus, False)
+    with pytest.raises(ValueError, match=message):
+        write_taps(targets[DENSE], corpus, LAYERS, tmp_path)
+
+
+def test_an_epoch_is_ordered_once(corpus, monkeypatch):
+    batches = make_batches(corpus)
+    asked, order = [], Batches._order
+    monkeypatch.setattr(Batches, "_order", lambda self, n: asked.append(n) or order(self, n))
+    for number in (0, 1, 2, 3, 4, 5, 0):
+        batches.batch(number)
+    assert batches.per_epoch == 3 and asked == [0, 1, 0]

@@ -13,7 +13,7 @@ from tiny import DENSE, HYBRID, SLIDING, make_model, make_tokenizer, plain_token
 
 from mlx_dflash2.train import data, prompts
 from mlx_dflash2.train.corpus import Corpus, Text, write_shard
-from mlx_dflash2.train.data import generate
+from mlx_dflash2.train.data import generate, missing_texts
 from mlx_dflash2.train.prompts import GRAMMAR, Grammar, PromptRow, built_in, read
 
 SETTINGS = dict(name="tiny", max_tokens=6, progress=False)
@@ -269,6 +269,22 @@ def test_sampled_answers_depend_on_the_seed_and_follow_the_sampler(tmp_path):
         assert answer == [token for token, _ in steps]
 
 
+def test_sampled_answers_are_of_one_batch_size(tmp_path):
+    """Which answers share a batch decides what is drawn."""
+    options = make_model(DENSE), make_tokenizer(), _rows(3, 4, 5), tmp_path
+    generate(*options, temp=1.0, batch_size=2, **SETTINGS)
+    with pytest.raises(ValueError, match=r"^`batch_size` is 3 but .* was made with 2; [^\n]*$"):
+        generate(*options, temp=1.0, batch_size=3, **SETTINGS)
+
+
+def test_missing_texts_are_counted(tmp_path):
+    settings = SETTINGS | dict(shard_size=2)
+    generate(make_model(DENSE), make_tokenizer(), _rows(3, 4, 5), tmp_path, **settings)
+    assert missing_texts(tmp_path) == 0
+    (tmp_path / "shard-00001.npz").unlink()
+    assert missing_texts(tmp_path) == 1
+
+
 CHANGES = {
     "model": dict(name="other"),
     "max_tokens": dict(max_tokens=7),
@@ -294,7 +310,7 @@ def test_a_folder_of_other_settings_is_refused(tmp_path):
     # How many are written at a time is no setting of the corpus.
     generate(model, tokenizer, rows, tmp_path, batch_size=1, **SETTINGS)
 
-    for content, message in (("{", "is not valid JSON"), ("[]", "is no record of a corpus")):
+    for content, message in (("{", "is not valid JSON"), ("[]", "is no record: it holds")):
         (tmp_path / "corpus.json").write_text(content)
         with pytest.raises(ValueError, match=message):
             generate(model, tokenizer, rows, tmp_path, **SETTINGS)

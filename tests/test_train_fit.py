@@ -65,6 +65,12 @@ def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]):
         assert value.dtype == other[name].dtype and np.array_equal(value, other[name]), name
 
 
+def load_weights(trainer: Trainer):
+    """Put the trained weights into the drafter, in float32."""
+    trainer.drafter.update(trainer.weights)
+    trainer.drafter.eval()
+
+
 RUNS = {
     "plain": {},
     "averaged, accumulated": dict(schedule=replace(SCHEDULE, average=0.9, accumulate=2)),
@@ -101,7 +107,7 @@ def test_training_lengthens_what_is_accepted(setup):
     trainer = make_trainer(setup, Schedule(iters=80, learning_rate=5e-3))
 
     def length() -> float:
-        trainer.load_weights(averaged=False)
+        load_weights(trainer)
         hits = []
         for text in list(corpus)[:3]:
             replay = Replay(
@@ -120,7 +126,7 @@ def test_training_lengthens_what_is_accepted(setup):
 
 def test_fit_writes_a_log_and_its_checkpoints(setup, tmp_path):
     trainer = make_trainer(setup)
-    fit(trainer, tmp_path, {"seed": 5}, steps_per_report=5, save_every=8)
+    assert fit(trainer, tmp_path, {"seed": 5}, steps_per_report=5, save_every=8)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [5, 10, 15, 20]
     assert all(line["length"] >= 1 and len(line["best"]) == 5 for line in lines)
@@ -130,7 +136,7 @@ def test_fit_writes_a_log_and_its_checkpoints(setup, tmp_path):
 
 def test_fit_stops_when_its_time_is_over_and_goes_on(setup, tmp_path):
     trainer = make_trainer(setup)
-    fit(trainer, tmp_path, {}, stop_after=0.0)
+    assert not fit(trainer, tmp_path, {}, stop_after=0.0)
     saved = checkpoints.load(checkpoints.files(tmp_path / "checkpoints")[-1])
     assert saved.step == trainer.done < 20
 
@@ -176,6 +182,42 @@ def test_an_interrupt_saves_first(setup, tmp_path):
     assert_same(copied(trainer.state), copied(saved.trees))
 
 
+@pytest.mark.parametrize("name", ["apply_gradients", "apply_single"])
+def test_an_interrupt_in_the_optimizer_leaves_the_state_before_it(name, setup, monkeypatch):
+    trainer = make_trainer(setup, replace(SCHEDULE, average=0.9))
+    for _ in range(2):
+        trainer.step()
+    before, original, calls = copied(trainer.state), getattr(trainer.optimizer, name), []
+
+    def interrupted(*arrays):
+        found = original(*arrays)
+        calls.append(1)
+        if len(calls) == (1 if name == "apply_gradients" else 3):
+            raise KeyboardInterrupt
+        return found
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(trainer.optimizer, name, interrupted)
+        trainer.step()
+    assert trainer.done == 2
+    assert_same(before, copied(trainer.state))
+
+
+def test_the_log_ends_where_the_run_goes_on(setup, tmp_path):
+    """Steps that were logged but not saved are trained, and logged, again."""
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        "".join(json.dumps({"step": step, "loss": 9.0}) + "\n" for step in (5, 10, 15)) + '{"st'
+    )
+    trainer = make_trainer(setup)
+    for _ in range(12):
+        trainer.step()
+    fit(trainer, tmp_path, {}, steps_per_report=5)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10, 15, 20]
+    assert [line["loss"] == 9.0 for line in lines] == [True, True, False, False]
+
+
 def test_an_interrupt_of_an_update_loses_and_repeats_nothing(setup, tmp_path, monkeypatch):
     """What is saved is of the step that the file says."""
     straight, trainer = make_trainer(setup), make_trainer(setup)
@@ -206,8 +248,18 @@ def test_bfloat16_is_what_is_computed_in_and_not_what_is_kept(setup):
     assert {value.dtype for _, value in tree_flatten(trainer.weights)} == {mx.float32}
     fc = trainer.weights["fc"]["weight"]
     assert mx.mean(fc != fc.astype(mx.bfloat16)).item() > 0.9
-    trainer.load_weights(averaged=False)
+    load_weights(trainer)
     assert_same(copied(trainer.weights), copied(trainer.drafter.parameters()))
+
+
+def test_what_is_frozen_is_computed_in_bfloat16_too(setup, monkeypatch):
+    trainer = make_trainer(setup, replace(SCHEDULE, dtype="bfloat16"), only=("conv", "selector"))
+    hidden, original = [], Objective._hidden
+    monkeypatch.setattr(
+        Objective, "_hidden", lambda *args: hidden.append(original(*args)) or hidden[-1]
+    )
+    trainer.step()
+    assert {rows.dtype for rows in hidden} == {mx.bfloat16}
 
 
 @pytest.mark.parametrize("only", [("conv", "selector"), ("backbone",)], ids=str)
@@ -216,7 +268,7 @@ def test_only_the_parts_asked_for_change(only, setup):
     before = copied(trainer.drafter.parameters())
     for _ in range(4):
         trainer.step()
-    trainer.load_weights(averaged=False)
+    load_weights(trainer)
     after = copied(trainer.drafter.parameters())
     changed = {name for name, value in before.items() if not np.array_equal(value, after[name])}
     assert changed == {name for name in before if part_of(name) in only}

@@ -14,6 +14,7 @@ from mlx_dflash2.drafter import Drafter
 from mlx_dflash2.drafter_args import DrafterArgs
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train.codebooks import FactoredCodebook, factor, unfactored
+from mlx_dflash2.train.extend import extended_args
 from mlx_dflash2.train.init import (
     Shape,
     factor_codebooks,
@@ -23,7 +24,6 @@ from mlx_dflash2.train.init import (
     new_args,
     new_drafter,
 )
-from mlx_dflash2.train.run import extended_args
 
 SHAPE = Shape(num_layers=2, block_size=6, target_layer_ids=[0, 1, 3], selector_rank=8)
 
@@ -113,7 +113,9 @@ def test_an_added_layer_can_be_trained(target):
     (dict(block_size=4), r"^`block_size` is 4 but the drafter to begin from has 8\.$"),
     (dict(conv_kernel_size=3), r"^`conv_kernel_size` is 3 but the drafter to begin from has 2\.$"),
     (dict(selector_rank=4), r"^`selector_rank` is 4 but the drafter to begin from has 16\.$"),
-    (dict(causal=True), r"^`causal` is True but the drafter to begin from has \{False\}\.$"),
+    (dict(causal=True), r"^`causal` is True but the drafter to begin from has False\.$"),
+    (dict(target_layer_ids=[0, 1]), r"^`target_layer_ids` is \[0, 1\] but .* has \[.*$"),
+    (dict(rope_theta=1e5), r"^`rope_theta` is 100000\.0 but the drafter to begin from has .*$"),
 ])  # fmt: skip
 def test_what_weights_do_not_allow_is_refused(chosen, message):
     with pytest.raises(ValueError, match=message):
@@ -155,6 +157,32 @@ def test_a_target_without_such_layers_cannot_be_begun_from(kind, shape, found):
         ValueError, match=rf"^`init` from the target needs .* {found}; use random\.$"
     ):
         from_target_layers(drafter, target)
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "glm4", "gemma3_text"])
+def test_norms_of_another_role_are_not_copied(kind):
+    """They would have the right shapes, or none of the drafter's names."""
+    target = bind(make_model(kind))
+    drafter = new_drafter(new_args(SHAPE, target, CONFIGS[kind]), mx.random.key(0))
+    message = rf"^`init` from the target is not possible for a {kind} model, [^\n]*; use random\.$"
+    with pytest.raises(ValueError, match=message):
+        from_target_layers(drafter, target)
+
+
+@pytest.mark.parametrize("kind", ["llama", "seed_oss"])
+def test_plain_pre_norms_are_copied(kind):
+    target = bind(make_model(kind))
+    drafter = new_drafter(new_args(SHAPE, target, CONFIGS[kind]), mx.random.key(0))
+    from_target_layers(drafter, target)
+    for new, old in zip(drafter.layers, target.layers[-2:], strict=True):
+        assert mx.array_equal(new.input_layernorm.weight, old.input_layernorm.weight)
+
+
+def test_a_drafter_s_generation_is_that_of_its_parts():
+    old = first_generation().args
+    none = dict(conv_kernel_size=0, selector_rank=0)
+    assert extended_args(old, none).generation == 1
+    assert extended_args(old, none | dict(selector_rank=4)).generation == 2
 
 
 def test_a_new_drafter_s_added_parts_change_nothing(target):
@@ -264,8 +292,9 @@ def test_an_unfactored_drafter_is_an_ordinary_one(known, target):
     hidden, expected = drafted(drafter, target)
     best = mx.argmax(target.head(hidden), axis=-1)[0].tolist()
     assert expected != best
-    factor_codebooks(selector, target.embed, known)
+    kept = factor_codebooks(selector, target.embed, known)
     assert all(isinstance(selector[book], FactoredCodebook) for book in books)
+    assert kept == pytest.approx(1.0, abs=1e-3)
     assert sorted(name for name, _ in tree_flatten(drafter.trainable_parameters())) == names
     rows = [selector[book](ids) for book in books]
     unfactored(selector, VOCAB)

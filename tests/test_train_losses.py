@@ -185,6 +185,9 @@ def test_a_sample_of_all_others_is_the_whole_vocabulary(kind, args):
     labels = mx.array(np.minimum(LABELS, whole.vocab_size - 1))
     sampled = SampledVocabulary(target, args, FREQUENT, whole.vocab_size - len(FREQUENT))
     whole = whole.scores(hidden, labels, final)
+    # A sample stands for the ids that can be drafted, and for no others.
+    total = mx.logsumexp(whole.target, axis=-1, keepdims=True)
+    whole = whole._replace(target=whole.target - total)
     scores = sampled.draw(mx.random.key(1)).scores(hidden, labels, final)
     places = mx.array(FREQUENT)
     assert scores.ids.tolist() == FREQUENT.tolist()
@@ -198,6 +201,19 @@ def test_a_sample_of_all_others_is_the_whole_vocabulary(kind, args):
         expected = unary_loss(kind, whole.draft, whole.target, whole.label)
         found = unary_loss(kind, scores.draft, scores.target, scores.label)
         close(mx.stack(found), np.array(mx.stack(expected)), 1e-4)
+
+
+def test_soft_labels_lose_what_cannot_be_drafted():
+    """What the target gives to other ids is no drafter's, and counts as never accepted."""
+    target, hidden, final = bind(make_model(DENSE)), hidden_rows(), hidden_rows()[::-1]
+    vocabulary = FullVocabulary(target, replace(ARGS, selector_vocab_size=300))
+    scores = vocabulary.scores(hidden, mx.array(np.minimum(LABELS, 299)), final)
+    wanted = mx.softmax(target.logits(final).astype(mx.float32), axis=-1)[:, :300]
+    close(mx.exp(scores.target), np.array(wanted))
+    cross = -(wanted * scores.draft).sum(axis=-1)
+    cost, _ = unary_loss("tv", scores.draft, scores.target, scores.label)
+    accepted = mx.minimum(wanted, mx.exp(scores.draft)).sum(axis=-1)
+    close(cost, np.array(0.1 * cross + 0.9 * (1 - accepted)), 1e-4)
 
 
 @pytest.mark.parametrize("vocab_size, negatives", [(VOCAB, 60), (46, 5), (24, 2)])

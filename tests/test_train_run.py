@@ -73,7 +73,7 @@ def test_taps_may_be_computed_instead(make_run):
 def test_other_settings_do_not_go_on(make_run):
     run = make_run("--no-cache")
     run.fit()
-    with pytest.raises(ValueError, match=r"^[^\n]* was made with `batch_size` 2, not 1; [^\n]*$"):
+    with pytest.raises(ValueError, match=r"^`batch_size` is 1 but [^\n]* was made with 2; [^\n]*$"):
         make_run("--no-cache", "--batch-size", "1").restored()
     # How often it is saved changes nothing that is computed.
     assert make_run("--no-cache", "--save-every", "1").restored().done == 6
@@ -86,7 +86,9 @@ def test_fit_without_taps_names_the_stage(make_run):
 
 def test_fit_does_not_read_other_layers_taps(make_run):
     make_run().taps()
-    with pytest.raises(ValueError, match=r"^[^\n]* of layers \[0, 2\] but \[0, 1\] [^\n]*$"):
+    with pytest.raises(
+        ValueError, match=r"^`layers` is \[0, 1\] but [^\n]* with \[0, 2\]; [^\n]*$"
+    ):
         make_run("--target-layer-ids", "0", "1").fit()
 
 

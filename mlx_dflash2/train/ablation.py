@@ -38,6 +38,9 @@ def train(folder: str | Path, options: Sequence[str], layers: int) -> dict[str, 
 
     Returns:
         dict: Drafters by name, ready to draft.
+
+    Raises:
+        ValueError: if a time limit stopped a run.
     """
     drafters = {}
     for name, own in _RUNS.items():
@@ -45,7 +48,8 @@ def train(folder: str | Path, options: Sequence[str], layers: int) -> dict[str, 
         path = Path(folder) / name
         own = [*own, "--num-layers", str(depth), "--output-path", str(path)]
         run = Run(parse(["fit", *options, *own]))
-        run.fit()
+        if not run.fit():
+            raise ValueError(f"{path} is not trained to its end yet; run it again to go on.")
         drafter = run.trained()[0]
         if name == "deep":
             drafters["DFlash, twice the layers"] = drafter

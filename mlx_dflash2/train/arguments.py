@@ -2,14 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-import yaml
-
+from .config_file import parts, read_options
 from .init import PARTS
 from .losses import LOSSES
 
-STAGES = ("data", "taps", "fit", "eval", "export")
+STAGES = ("data", "taps", "fit", "export", "eval")
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -17,7 +15,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mlx_dflash2.train",
         description="Train a DFlash 2 drafter for a target. Stages: data (the target answers "
-        "prompts), taps (what it computes on the way is cached), fit, eval, export. Each goes on "
+        "prompts), taps (what it computes on the way is cached), fit, export, eval. Each goes on "
         "where it stopped; without a stage all are run in turn.",
     )
     parser.add_argument(
@@ -44,6 +42,12 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="Compute with the target's weights unpacked to float32: many times faster on the "
         "CPU backend, and as much larger",
+    )
+    parser.add_argument(
+        "--thinking",
+        choices=("on", "off", "both"),
+        help="For chat templates with enable_thinking, when prompts are answered (default: both "
+        "for these)",
     )
     _add_data_arguments(parser)
     _add_shape_arguments(parser)
@@ -110,6 +114,9 @@ def _add_shape_arguments(parser: argparse.ArgumentParser):
     group.add_argument("--sliding-window", type=int, help="Window of the drafter's attention")
     group.add_argument("--intermediate-size", type=int, help="Width of its MLPs")
     group.add_argument(
+        "--rope-theta", type=float, help="Base of its rotations (default: the target's)"
+    )
+    group.add_argument(
         "--causal",
         action="store_true",
         help="Rows of a block do not see later rows",
@@ -128,7 +135,7 @@ def _add_shape_arguments(parser: argparse.ArgumentParser):
     )
     group.add_argument(
         "--only",
-        type=_parts,
+        type=parts,
         help=f"Train only these parts, separated by commas: {', '.join(PARTS)}",
     )
 
@@ -143,7 +150,7 @@ def _add_loss_arguments(parser: argparse.ArgumentParser):
         help="The text's own tokens, or the target's distribution",
     )
     group.add_argument(
-        "--gamma", type=float, help="Decay of the rows' weights (default: a third of the block)"
+        "--gamma", type=float, help="Decay of the rows' weights (default: half of the block)"
     )
     group.add_argument(
         "--d-pace", action="store_true", help="Weigh rows by what hangs on them instead"
@@ -171,7 +178,12 @@ def _add_fit_arguments(parser: argparse.ArgumentParser):
     group = parser.add_argument_group("fit")
     group.add_argument("--batch-size", type=int, default=4, help="Texts of a minibatch")
     group.add_argument("--anchors", type=int, default=64, help="Blocks a text and minibatch")
-    group.add_argument("--iters", type=int, default=1000, help="Iterations to train for")
+    group.add_argument(
+        "--iters",
+        type=int,
+        default=1000,
+        help="Updates to train for, each of --grad-accumulation-steps minibatches",
+    )
     group.add_argument("--learning-rate", type=float, default=6e-4, help="AdamW learning rate")
     group.add_argument(
         "--min-learning-rate", type=float, default=0.0, help="Learning rate at the end"
@@ -239,64 +251,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.config is not None:
         options = {action.dest: action for action in parser._actions if action.dest in args}
-        parser.set_defaults(**_read_config(Path(args.config), options))
+        parser.set_defaults(**read_options(Path(args.config), options))
         args = parser.parse_args(argv)
     unknown = [stage for stage in args.stage if stage not in STAGES]
     if unknown:
         raise ValueError(f"`stage` is {unknown[0]!r} but has to be one of {', '.join(STAGES)}.")
     args.stage = [stage for stage in STAGES if stage in args.stage or not args.stage]
     return args
-
-
-def _read_config(path: Path, options: dict[str, argparse.Action]) -> dict[str, Any]:
-    if not path.is_file():
-        raise FileNotFoundError(f"There is no config file {path}.")
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{path} is not valid YAML: {reason}.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no options by name.")
-    found = {str(name).replace("-", "_"): value for name, value in found.items()}
-    for name in found:
-        if name not in options:
-            raise ValueError(f"`{name}` in {path} is no option of mlx_dflash2.train.")
-    return {name: _from_config(options[name], value, path) for name, value in found.items()}
-
-
-def _from_config(option: argparse.Action, value: Any, path: Path) -> Any:
-    """An option's value as the command line would give it: argparse checks no defaults."""
-    if value is None:
-        return None
-    if option.nargs in ("+", "*"):
-        parts = value if isinstance(value, list) else [value]
-        return [_one(option, part, path) for part in parts]
-    return _one(option, value, path)
-
-
-def _one(option: argparse.Action, value: Any, path: Path) -> Any:
-    if option.nargs == 0:
-        wanted, right = "true or false", isinstance(value, bool)
-    elif option.type in (int, float):
-        wanted = "an integer" if option.type is int else "a number"
-        try:
-            # YAML takes 1e-3 for text.
-            number = option.type(value)
-            right = isinstance(value, str) or number == value
-            value = number
-        except (TypeError, ValueError, OverflowError):
-            right = False
-    else:
-        if option.type is _parts and isinstance(value, list):
-            value = ",".join(map(str, value))
-        wanted, right = "text", isinstance(value, str)
-    if right and option.choices is not None:
-        wanted, right = f"one of {', '.join(map(str, option.choices))}", value in option.choices
-    if not right:
-        raise ValueError(f"`{option.dest}` in {path} is {value!r} but has to be {wanted}.")
-    return value
-
-
-def _parts(text: str) -> list[str]:
-    return text.split(",")

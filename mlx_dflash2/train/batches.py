@@ -43,6 +43,7 @@ class Batches:
         self.corpus, self.source = corpus, source
         self.batch_size, self.anchors, self.seed = batch_size, anchors, seed
         self.max_seq_length = max_seq_length
+        self._latest: tuple[int, np.ndarray] | None = None
         texts = np.asarray(texts)
         self.texts = texts[self._spans(texts) > 0]
         if len(self.texts) < batch_size:
@@ -60,12 +61,15 @@ class Batches:
 
     @property
     def per_epoch(self) -> int:
+        """Batches of an epoch."""
         return len(self.texts) // self.batch_size
 
     def batch(self, number: int) -> Batch:
         """The batch of a number, counted from the first epoch's first one."""
         epoch, index = divmod(number, self.per_epoch)
-        texts = self._order(epoch)[index]
+        if self._latest is None or self._latest[0] != epoch:
+            self._latest = epoch, self._order(epoch)
+        texts = self._latest[1][index]
         rng = np.random.default_rng([self.seed, 1, number])
         lengths = self._lengths(texts)
         anchors, used = self._draw_anchors(texts, rng)

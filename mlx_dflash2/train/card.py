@@ -31,9 +31,10 @@ mlx_dflash2.generate --model {target} --draft-model PATH --prompt "Hello"
 
 ## Training
 
-{texts} texts with {tokens} tokens of the target's own answers; {steps} steps, {blocks} blocks.
+{texts} texts with {tokens} tokens of {source}; {steps} steps, at most {blocks} blocks.
 Options: {options}.
-{results}"""
+"""
+_RESULTS = "\n## Held-out prompts\n"
 
 
 def make_card(
@@ -41,7 +42,7 @@ def make_card(
     target: str,
     numbers: dict[str, int],
     options: dict[str, Any],
-    found: dict[str, Any] | None,
+    own: bool,
 ) -> str:
     """Describe a drafter.
 
@@ -50,7 +51,7 @@ def make_card(
         target (str): The target's name.
         numbers (dict): ``texts``, ``tokens``, ``steps`` and ``blocks`` of its training.
         options (dict): Those that were given.
-        found (dict, optional): Of the eval stage, if it has run.
+        own (bool): Whether the data stage had the target write the texts.
     """
     args = drafter.args
     return _CARD.format(
@@ -69,13 +70,18 @@ def make_card(
         scheme=describe_scheme(drafter),
         **{name: f"{number:,}" for name, number in numbers.items()},
         options=", ".join(f"`{name}` {value}" for name, value in options.items()),
-        results="" if found is None else results_table(found),
+        source="the target's own answers" if own else "given answers",
     )
+
+
+def with_results(card: str, found: dict[str, Any]) -> str:
+    """A card with what the eval stage found, in place of what it found before."""
+    return card.partition(_RESULTS)[0] + results_table(found)
 
 
 def results_table(found: dict[str, Any]) -> str:
     """Decoding and recall of the eval stage, as Markdown."""
-    lines = ["", "## Held-out prompts", "", "| | acceptance length | 90 % interval |", "|-|-|-|"]
+    lines = [*_RESULTS.splitlines(), "", "| | acceptance length | 90 % interval |", "|-|-|-|"]
     for temp, result in found["decoding"].items():
         low, high = result["interval"]
         lines.append(

@@ -61,7 +61,9 @@ def chain(
     return Chain(*np.array(rows).T)
 
 
-def _hits(drafter, target, corpus, source, text: int) -> list[np.ndarray]:
+def _hits(
+    drafter: Drafter, target: Any, corpus: Corpus, source: TapSource, text: int
+) -> list[np.ndarray]:
     """Leading right drafts at every anchor of an answer: best, path, oracle."""
     tokens, start, _ = corpus[text]
     shown = source.read([text], len(tokens))
@@ -75,7 +77,10 @@ def _hits(drafter, target, corpus, source, text: int) -> list[np.ndarray]:
     return [np.concatenate(column) for column in zip(*parts, strict=True)]
 
 
-def _leading(drafter, target, tokens, anchors, hidden) -> list[mx.array]:
+def _leading(
+    drafter: Drafter, target: Any, tokens: mx.array, anchors: mx.array, hidden: mx.array
+) -> list[mx.array]:
+    """The same at some anchors, from the drafter's rows there."""
     args, length = drafter.args, drafter.block_size - 1
     at = anchors[:, None] + mx.arange(1, length + 1)
     truth = mx.where(at < tokens.size, tokens[mx.minimum(at, tokens.size - 1)], -1)

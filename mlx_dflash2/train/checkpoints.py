@@ -61,6 +61,26 @@ def load(file: str | Path) -> Saved:
     return Saved(step, {name: tree_unflatten(items) for name, items in trees.items()}, settings)
 
 
+def refuse_shapes(saved: Saved, weights: Any):
+    """Refuse a checkpoint of another drafter.
+
+    Args:
+        saved (Saved): The checkpoint.
+        weights (dict): The tree of what the drafter trains.
+
+    Raises:
+        ValueError: naming a tensor that differs, and both shapes.
+    """
+    shapes = {name: value.shape for name, value in tree_flatten(weights)}
+    found = {name: value.shape for name, value in tree_flatten(saved.trees["weights"])}
+    if shapes != found:
+        odd = min(n for n in shapes | found if shapes.get(n) != found.get(n))
+        raise ValueError(
+            f"The checkpoint's `{odd}` is {found.get(odd)} but the drafter's is "
+            f"{shapes.get(odd)}; train elsewhere or with the settings of the first run."
+        )
+
+
 def files(folder: str | Path) -> list[Path]:
     """The checkpoints of a folder, the latest last."""
     return sorted(Path(folder).glob("step-*.safetensors"))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import mlx.core as mx
 import mlx.nn as nn
 
+CODEBOOKS = ("predecessor_codebook", "successor_codebook")
 _ROWS = 8192
 
 
@@ -44,7 +45,7 @@ def factor(embed: Callable[[mx.array], mx.array], table: mx.array) -> FactoredCo
 
 def unfactored(selector: nn.Module, vocab_size: int):
     """Replace a selector's factored codebooks by ordinary ones, in place."""
-    for name in ("predecessor_codebook", "successor_codebook"):
+    for name in CODEBOOKS:
         if isinstance(selector[name], FactoredCodebook):
             table = selector[name].table(vocab_size)
             selector[name] = nn.Embedding(1, 1)

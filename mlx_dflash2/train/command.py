@@ -13,7 +13,4 @@ def main():
 
 
 def _main():
-    args = parse(sys.argv[1:])
-    job = Run(args)
-    for stage in args.stage:
-        getattr(job, stage)()
+    Run(parse(sys.argv[1:])).run()

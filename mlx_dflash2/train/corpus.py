@@ -1,5 +1,6 @@
 """Text that the target wrote, as token ids on disk."""
 
+import hashlib
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -53,7 +54,16 @@ class Corpus(Sequence):
         return Text(tokens, int(self.prompt_lengths[index]), str(self.kinds[index]))
 
     @property
+    def digest(self) -> str:
+        """A short hash of all texts and of where their answers begin."""
+        found = hashlib.sha256()
+        for array in (self.tokens, self.lengths, self.prompt_lengths):
+            found.update(array.tobytes())
+        return found.hexdigest()[:16]
+
+    @property
     def num_answer_tokens(self) -> int:
+        """Tokens of all texts that are no prompt."""
         return int(self.lengths.sum() - self.prompt_lengths.sum())
 
 

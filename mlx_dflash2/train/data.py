@@ -1,6 +1,5 @@
 """A corpus in the target's own words: its answers to prompts, written shard by shard."""
 
-import json
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -21,6 +20,7 @@ from ..benchmark.data import Prompt, digest, encode
 from ..console import note
 from .corpus import Corpus, Text, write_shard
 from .prompts import PromptRow
+from .records import read_record, refuse_difference, write_record
 
 # What is about left of a token's four bytes once its shard is compressed.
 _BYTES_PER_TOKEN = 2
@@ -37,6 +37,8 @@ class Settings:
     top_p: float
     seed: int
     shard_size: int
+    # Draws depend on it, greedy answers do not.
+    batch_size: int | None = None
 
     def __post_init__(self):
         for name, low in (("max_tokens", 1), ("max_seq_length", 2), ("seed", 0), ("shard_size", 1)):
@@ -86,7 +88,8 @@ def generate(
     Raises:
         ValueError: for a setting out of range, no usable prompt, or a folder of other settings.
     """
-    settings = Settings(name, max_tokens, max_seq_length, temp, top_p, seed, shard_size)
+    drawn = batch_size if temp > 0 else None
+    settings = Settings(name, max_tokens, max_seq_length, temp, top_p, seed, shard_size, drawn)
     if batch_size < 1:
         raise ValueError(f"`batch_size` is {batch_size} but has to be 1 or more.")
     usable = _usable(_encoded(prompts, tokenizer, thinking), max_seq_length)
@@ -134,29 +137,19 @@ def _claim(folder: Path, record: dict[str, Any]):
     """Make the folder this corpus's own, or refuse if it is another one's."""
     file = folder / "corpus.json"
     if file.exists():
-        _compare(file, record)
+        found = read_record(file)
+        refuse_difference(file, found, record, "give another folder or the same value")
         return
     if any(folder.glob("*.npz")):
         raise ValueError(f"{folder} has shards but no {file.name}; give another folder.")
-    folder.mkdir(parents=True, exist_ok=True)
-    partial = file.with_suffix(".partial")
-    partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    partial.replace(file)
+    write_record(file, record)
 
 
-def _compare(file: Path, record: dict[str, Any]):
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}.") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{file} is no record of a corpus.")
-    for field, value in record.items():
-        if found.get(field) != value:
-            raise ValueError(
-                f"`{field}` is {value!r} but {file} was made with {found.get(field)!r}; give "
-                "another folder or the same value."
-            )
+def missing_texts(folder: str | Path) -> int:
+    """How many texts a corpus lacks of those that its prompts are to become."""
+    file = Path(folder) / "corpus.json"
+    count = read_record(file).get("count", 0) if file.is_file() else 0
+    return max(0, count - len(Corpus(folder)))
 
 
 def _seed(seed: int, index: int):

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from ..benchmark.data import Prompt
 from ..benchmark.recall import recall_table
+from ..console import note
 from ..drafter import Drafter
 from ..generate.api import dflash_generate_step
 from ..sampling import make_sampler
@@ -159,6 +160,8 @@ def evaluate(
         answers = decode(model, tokenizer, drafter, prompts, **options)
         decoding[f"{temp:g}"] = acceptance(answers)
         greedy = answers if temp == 0 else greedy
+    if 0 not in temps:
+        note("eval: recall is skipped, since it is of the greedy answers and no temperature is 0.")
     texts = [(answer.prompt, answer.tokens) for answer in greedy]
     texts = [text for text in texts if len(text[1]) >= drafter.block_size]
     found = None

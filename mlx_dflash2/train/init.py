@@ -11,11 +11,17 @@ from mlx.utils import tree_flatten
 from ..drafter import Drafter, DraftLayer
 from ..drafter_args import DrafterArgs, default_target_layer_ids
 from ..selector import CandidateSelector
-from .codebooks import FactoredCodebook, factor
+from .codebooks import CODEBOOKS, FactoredCodebook, factor
 
 PARTS = ("backbone", "conv", "selector")
 _STD = 0.02
 _MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+# The model files whose layers norm what enters attention and MLP, and nothing else, with weights
+# that are factors: as a drafter's layers do.
+_PRE_NORM = (
+    "ernie4_5", "hunyuan_v1_dense", "llama", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Shape:
     selector_rank: int = 256
     selector_top_k: int = 16
     intermediate_size: int | None = None
-    rope_theta: float = 10000.0
+    rope_theta: float | None = None
 
 
 def new_args(shape: Shape, target: Any, config: dict[str, Any]) -> DrafterArgs:
@@ -48,7 +54,7 @@ def new_args(shape: Shape, target: Any, config: dict[str, Any]) -> DrafterArgs:
         ValueError: naming the field that is impossible, as for a published drafter.
     """
     text = config | {k: v for k, v in (config.get("text_config") or {}).items() if v is not None}
-    found, heads = target.shape, text["num_attention_heads"]
+    found, heads = target.shape, _required(text, "num_attention_heads")
     taps = shape.target_layer_ids or default_target_layer_ids(
         min(max(shape.num_layers, 4), found.num_layers - 3) if found.num_layers > 4 else 1,
         found.num_layers,
@@ -73,7 +79,9 @@ def new_args(shape: Shape, target: Any, config: dict[str, Any]) -> DrafterArgs:
         "architectures": ["DFlash2DraftModel" if generation == 2 else "DFlashDraftModel"],
         "model_type": "qwen3",
         "hidden_size": found.hidden_size,
-        "intermediate_size": shape.intermediate_size or text["intermediate_size"],
+        "intermediate_size": _required(text, "intermediate_size")
+        if shape.intermediate_size is None
+        else shape.intermediate_size,
         "num_hidden_layers": shape.num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": text.get("num_key_value_heads") or heads,
@@ -81,7 +89,7 @@ def new_args(shape: Shape, target: Any, config: dict[str, Any]) -> DrafterArgs:
         "vocab_size": found.vocab_size,
         "rms_norm_eps": text.get("rms_norm_eps", 1e-6),
         "max_position_embeddings": text.get("max_position_embeddings", 32768),
-        "rope_theta": shape.rope_theta,
+        "rope_theta": _own_theta(text, kind) if shape.rope_theta is None else shape.rope_theta,
         "layer_types": [kind] * shape.num_layers,
         "sliding_window": shape.sliding_window,
         "is_causal": shape.causal,
@@ -93,6 +101,24 @@ def new_args(shape: Shape, target: Any, config: dict[str, Any]) -> DrafterArgs:
     args = DrafterArgs.from_dict(published)
     # The published format has no DFlash 2 without a selector; in training it may come later.
     return args if shape.selector_rank else replace(args, selector_rank=0)
+
+
+def _required(config: dict[str, Any], name: str) -> Any:
+    if config.get(name) is None:
+        advice = "; give --intermediate-size" if name == "intermediate_size" else ""
+        raise ValueError(f"`{name}` is not in the target's config{advice}.")
+    return config[name]
+
+
+def _own_theta(config: dict[str, Any], kind: str) -> float:
+    """The base of the target's rotations, wherever its config says it for this kind of layer."""
+    for name in (None, "rope_parameters", "rope_scaling"):
+        section = config if name is None else config.get(name) or {}
+        nested = section.get(kind) if name else None
+        for level in (nested if isinstance(nested, dict) else {}, section):
+            if level.get("rope_theta") is not None:
+                return level["rope_theta"]
+    return 10000.0
 
 
 def new_drafter(args: DrafterArgs, key: mx.array) -> Drafter:
@@ -130,9 +156,15 @@ def from_target_layers(drafter: Drafter, target: Any):
     """Copy the target's last layers and final norm into the drafter, in place.
 
     Raises:
-        ValueError: if the target has too few layers, or a layer of it has no such matrix, or one
-            of another shape.
+        ValueError: if the target's norms have another role than a drafter's, it has too few
+            layers, or a layer of it has no such matrix, or one of another shape.
     """
+    file = type(target.language_model).__module__.rpartition(".")[2]
+    if file not in _PRE_NORM:
+        raise ValueError(
+            f"`init` from the target is not possible for a {file} model, whose norms are not a "
+            "drafter's; use random."
+        )
     layers = target.layers[-len(drafter.layers) :]
     if len(layers) < len(drafter.layers):
         raise ValueError(
@@ -188,9 +220,10 @@ def from_drafter(old: Drafter, args: DrafterArgs, key: mx.array) -> Drafter:
     for path, module in old.named_modules():
         if "scales" in module:
             weights[f"{path}.weight"] = unpacked(module)
-    for name, value in tree_flatten(old.parameters()):
+    stored = dict(tree_flatten(old.parameters()))
+    for name, value in stored.items():
         path = name.rpartition(".")[0]
-        if f"{path}.scales" not in dict(tree_flatten(old.parameters())):
+        if f"{path}.scales" not in stored:
             weights[name] = value.astype(mx.float32)
     drafter.load_weights(list(weights.items()), strict=False)
     for layer in drafter.layers[len(old.layers) :]:
@@ -203,7 +236,7 @@ def _silence(layer: DraftLayer):
         matrix.weight = mx.zeros_like(matrix.weight)
 
 
-def factor_codebooks(selector: CandidateSelector, embed: Any, known: bool):
+def factor_codebooks(selector: CandidateSelector, embed: Any, known: bool) -> float:
     """Factor a selector's codebooks through the target's embedding, in place.
 
     Args:
@@ -211,16 +244,24 @@ def factor_codebooks(selector: CandidateSelector, embed: Any, known: bool):
         embed (callable): The target's, ids to rows.
         known (bool): Whether the tables are worth keeping, as nearly as that goes; otherwise the
             selector begins as one that changes nothing.
+
+    Returns:
+        float: The share of the tables' norm that is kept, of the one that keeps less.
     """
-    for name in ("predecessor_codebook", "successor_codebook"):
+    kept = 1.0
+    for name in CODEBOOKS:
         table = selector[name].weight
         if known:
             selector[name] = factor(embed, table)
+            norm = mx.linalg.norm(table.astype(mx.float32)).item()
+            if norm > 0:
+                kept = min(kept, mx.linalg.norm(selector[name].table(len(table))).item() / norm)
             continue
         width = embed(mx.array([0])).shape[-1]
         scale = 0.0 if name.startswith("successor") else width**-0.5
         weight = scale * mx.random.normal((table.shape[1], width), key=mx.random.key(0))
         selector[name] = FactoredCodebook(embed, weight)
+    return kept
 
 
 def freeze_but(drafter: Drafter, parts: Sequence[str]):
@@ -234,7 +275,7 @@ def freeze_but(drafter: Drafter, parts: Sequence[str]):
         raise ValueError(f"`only` has to name some of {', '.join(PARTS)} but is {list(parts)}.")
     drafter.unfreeze()
     for name, module in drafter.named_modules():
-        if "children" not in name and part_of(name) not in parts:
+        if part_of(name) not in parts:
             module.freeze(recurse=False)
     if not tree_flatten(drafter.trainable_parameters()):
         raise ValueError(f"The drafter has no {' or '.join(parts)} to train.")

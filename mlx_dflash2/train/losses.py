@@ -39,7 +39,8 @@ def unary_loss(
     Args:
         kind (str): One of ``LOSSES``.
         draft (mx.array): Log probabilities [M, C], finite.
-        target (mx.array, optional): Those wanted; ``None`` wants the true token alone.
+        target (mx.array, optional): Those wanted, which may sum to less than one; ``None`` wants
+            the true token alone.
         label (mx.array): Columns [M] of the true tokens.
     """
     hard = -mx.take_along_axis(draft, label[:, None], axis=-1)[:, 0]
@@ -49,7 +50,9 @@ def unary_loss(
         wanted = mx.exp(target)
         cross = -(wanted * draft).sum(axis=-1)
         divergence = cross + (wanted * target).sum(axis=-1)
-        variation = 0.5 * mx.abs(wanted - mx.exp(draft)).sum(axis=-1)
+        # What the target gives to ids that have no column, the drafter never gives.
+        beyond = mx.maximum(0.0, 1 - wanted.sum(axis=-1))
+        variation = 0.5 * (mx.abs(wanted - mx.exp(draft)).sum(axis=-1) + beyond)
     if kind == "ce":
         return cross, hard
     if kind == "kl":

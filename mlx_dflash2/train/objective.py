@@ -80,7 +80,7 @@ class Objective:
         if not self.checkpoint:
             return run_blocks(drafter, target, batch.tokens, batch.taps, batch.anchors)
 
-        def inner(parameters, *text):
+        def inner(parameters: dict[str, Any], *text: mx.array) -> mx.array:
             drafter.update(parameters)
             # A checkpoint asks for the gradient of all that it is given, and ids have none.
             return run_blocks(drafter, target, *map(mx.stop_gradient, text))
@@ -90,7 +90,13 @@ class Objective:
         texts = zip(*(mx.split(x, len(x)) for x in arrays), strict=True)
         return mx.concatenate([run_text(weights, *text) for text in texts])
 
-    def _in_turns(self, drafter, vocabulary, hidden, rows: "Rows") -> "Costs":
+    def _in_turns(
+        self,
+        drafter: Drafter,
+        vocabulary: FullVocabulary | SampledVocabulary,
+        hidden: mx.array,
+        rows: "Rows",
+    ) -> "Costs":
         """All rows' costs, a bounded number of logits at a time."""
         H = hidden.shape[-1]
         flat = [hidden.reshape(-1, H), rows.labels.flatten(), rows.before.flatten()]
@@ -99,7 +105,7 @@ class Objective:
         if len(flat[0]) <= step:
             return self._costs(drafter, vocabulary, *flat)
 
-        def inner(parameters, hidden, *some):
+        def inner(parameters: dict[str, Any], hidden: mx.array, *some: mx.array | None) -> "Costs":
             drafter.update(parameters)
             some = (None if x is None else mx.stop_gradient(x) for x in some)
             return self._costs(drafter, vocabulary, hidden, *some)
@@ -112,7 +118,16 @@ class Objective:
         columns = zip(*parts, strict=True)
         return Costs(*(None if c[0] is None else mx.concatenate(c) for c in columns))
 
-    def _costs(self, drafter, vocabulary, hidden, labels, before, final) -> "Costs":
+    def _costs(
+        self,
+        drafter: Drafter,
+        vocabulary: FullVocabulary | SampledVocabulary,
+        hidden: mx.array,
+        labels: mx.array,
+        before: mx.array,
+        final: mx.array | None,
+    ) -> "Costs":
+        """The costs of rows [M], from what the drafter computed there."""
         scores = vocabulary.scores(hidden, labels, final)
         unary, hard = unary_loss(self.loss, scores.draft, scores.target, scores.label)
         # What is only counted: a checkpoint would ask for the gradient of the ids that it reads by.
@@ -202,7 +217,8 @@ def pair_scores(
     return (after.astype(mx.float32) @ gate.astype(mx.float32)[..., None])[..., 0]
 
 
-def _label_rows(batch: Batch, length: int, vocabulary) -> Rows:
+def _label_rows(batch: Batch, length: int, vocabulary: FullVocabulary | SampledVocabulary) -> Rows:
+    """What the rows of every anchor's block are to draft."""
     at = batch.anchors[..., None] + mx.arange(1, length + 1)
     valid = (at < batch.lengths[:, None, None]) & batch.used[..., None]
     N, A, _ = at.shape

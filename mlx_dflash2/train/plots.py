@@ -1,11 +1,24 @@
 """Pictures of a training run."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from ..benchmark.plots import check, line_plot, new_figure
+from ..benchmark.plots import line_plot, new_figure
 
-__all__ = ["check", "save_evaluation", "save_log"]
+
+def save_all(found: dict[str, Any], folder: Path) -> list[Path]:
+    """What an evaluation found, and the run's log if it has one.
+
+    Raises:
+        ImportError: if the package that draws is not installed.
+    """
+    files = [save_evaluation(found, folder)]
+    log = folder / "log.jsonl"
+    if log.is_file():
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        files.append(save_log(lines, folder))
+    return files
 
 
 def save_log(log: list[dict[str, Any]], folder: Path) -> Path:

@@ -1,6 +1,5 @@
 """What the target shows a drafter of a text: cached on disk, or computed when it is asked for."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -10,9 +9,11 @@ import numpy as np
 from tqdm import tqdm
 
 from .corpus import Corpus
+from .records import read_record, refuse_difference, write_record
 
 TEXTS_PER_FILE = 256
 BYTES = 2
+_RECORD = "taps.json"
 
 
 class Shown(NamedTuple):
@@ -57,35 +58,31 @@ class CachedTaps:
         folder (str or Path): From :func:`write_taps`.
         corpus (Corpus): The texts that they are of.
         final (bool): Whether to give the rows that the head reads, too.
-        layers (sequence of int, optional): Layers that they have to be of. Default: ``None``, any.
+        known: Fields of the cache's record that have to be so, such as ``layers``.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if they are of other texts or layers, or lack the head's rows.
+        ValueError: if they are of other texts or made otherwise, or lack the head's rows.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        corpus: Corpus,
-        final: bool,
-        layers: Sequence[int] | None = None,
-    ):
+    def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any):
         folder = Path(folder)
-        if not (folder / "taps.json").is_file():
+        file = folder / _RECORD
+        if not file.is_file():
             raise FileNotFoundError(f"{folder} holds no taps; run the taps stage first.")
-        self.about = json.loads((folder / "taps.json").read_text())
+        self.about = _read_about(file)
         if self.about["texts"] != len(corpus) or self.about["rows"] != len(corpus.tokens):
             raise ValueError(
                 f"{folder} holds the taps of {self.about['texts']} texts with "
                 f"{self.about['rows']} tokens, the corpus {len(corpus)} with {len(corpus.tokens)}; "
                 "run the taps stage again."
             )
-        if layers is not None and self.about["layers"] != list(layers):
-            raise ValueError(
-                f"{folder} holds the taps of layers {self.about['layers']} but {list(layers)} are "
-                "asked for; run the taps stage in another folder."
-            )
+        refuse_difference(
+            file,
+            self.about,
+            {"digest": corpus.digest} | known,
+            "run the taps stage in another folder",
+        )
         if final and not self.about["final"]:
             raise ValueError(f"{folder} was made without what the target's head reads.")
         self.corpus, self.final = corpus, final
@@ -125,6 +122,7 @@ def write_taps(
     *,
     final: bool = True,
     model: str = "",
+    dequantize: bool = False,
     batch_size: int = 8,
     share: tuple[int, int] = (0, 1),
 ):
@@ -135,8 +133,11 @@ def write_taps(
         corpus (Corpus): The texts.
         layers (sequence of int): Layers to tap, increasing.
         folder (str or Path): Where the files go.
-        final (bool): Whether to keep what the target's head reads. Default: ``True``.
+        final (bool): Whether to keep what the target's head reads; a folder that was begun with
+            it is gone on with it. Default: ``True``.
         model (str): The target's name, kept beside the files. Default: ``""``.
+        dequantize (bool): Whether the target's weights were unpacked; kept, too.
+            Default: ``False``.
         batch_size (int): Texts a pass. Default: ``8``.
         share (tuple of int): Which part of how many equal ones is this process' to write.
 
@@ -146,15 +147,23 @@ def write_taps(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     hidden = target.shape.hidden_size
+    found = _read_about(folder / _RECORD) if (folder / _RECORD).exists() else None
+    final = final or bool(found and found["final"])
     about = {
         "model": model,
+        "dequantize": dequantize,
         "layers": list(layers),
         "texts": len(corpus),
         "rows": len(corpus.tokens),
+        "digest": corpus.digest,
         "final": hidden if final else 0,
         "width": hidden * (len(layers) + final),
     }
-    _agree(folder / "taps.json", about)
+    if found is None:
+        write_record(folder / _RECORD, about)
+    else:
+        advice = "give another folder or remove that one"
+        refuse_difference(folder / _RECORD, found, about, advice)
     source = ComputedTaps(target, corpus, layers, final)
     # By number and not by what is left: processes do not start at the same time.
     mine = range(share[0], len(_files(folder, corpus)), share[1])
@@ -165,16 +174,14 @@ def write_taps(
             _write_file(source, number, _files(folder, corpus)[number], batch_size, bar)
 
 
-def _agree(path: Path, about: dict[str, Any]):
-    if path.exists():
-        found = json.loads(path.read_text())
-        for name, value in about.items():
-            if found.get(name) != value:
-                raise ValueError(
-                    f"`{name}` of {path} is {found.get(name)!r} but {value!r} is asked for; give "
-                    "another folder or remove that one."
-                )
-    path.write_text(json.dumps(about, indent=1) + "\n")
+def _read_about(file: Path) -> dict[str, Any]:
+    found = read_record(file)
+    for name in ("texts", "rows", "digest", "dequantize", "layers", "final", "width"):
+        if name not in found:
+            raise ValueError(
+                f"{file} has no `{name}`; remove {file.parent} and run the taps stage again."
+            )
+    return found
 
 
 def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, bar: tqdm):

@@ -1,6 +1,5 @@
 """The training loop."""
 
-import json
 import math
 import time
 from collections.abc import Callable
@@ -19,6 +18,8 @@ from ..drafter import Drafter
 from . import checkpoints
 from .batches import Batches
 from .objective import Objective
+from .processes import any_of, refuse_disagreement
+from .report import Report, append, drop_lines
 from .vocabulary import FullVocabulary, SampledVocabulary
 
 
@@ -66,7 +67,8 @@ class Trainer:
     """A run in progress.
 
     Args:
-        drafter (Drafter): Trained in place, what of it is not frozen, in float32.
+        drafter (Drafter): In float32. It is only computed with, in the schedule's dtype; what
+            is trained of it are the weights that it begins with, what is frozen stays as it is.
         target (Target): Gives embedding and head.
         vocabulary: From :mod:`.vocabulary`.
         batches (Batches): What to train on.
@@ -92,15 +94,18 @@ class Trainer:
         # Modules without parameters are left out, as they are where processes share gradients.
         self.weights = tree_unflatten(tree_flatten(drafter.trainable_parameters()))
         self.optimizer.init(self.weights)
+        self.moments = self.optimizer.state
         self.average = self.weights if schedule.average else None
         self.done = 0
         self.dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16}[schedule.dtype]
+        # What is frozen, too: one matrix in float32 makes all that follows it float32.
+        drafter.update(tree_map(lambda x: x.astype(self.dtype), drafter.parameters()))
         drafter.train()
 
     @property
     def state(self) -> dict[str, Any]:
         """Everything that a step changes."""
-        trees = {"weights": self.weights, "optimizer": self.optimizer.state}
+        trees = {"weights": self.weights, "optimizer": self.moments}
         return trees if self.average is None else trees | {"average": self.average}
 
     def restore(self, saved: checkpoints.Saved):
@@ -109,18 +114,12 @@ class Trainer:
         Raises:
             ValueError: if it is of another drafter or another run.
         """
-        shapes = {name: value.shape for name, value in tree_flatten(self.weights)}
+        checkpoints.refuse_shapes(saved, self.weights)
         weights = dict(tree_flatten(saved.trees["weights"]))
-        found = {name: value.shape for name, value in weights.items()}
-        if shapes != found:
-            odd = sorted(n for n in shapes | found if shapes.get(n) != found.get(n))[0]
-            raise ValueError(
-                f"The checkpoint's `{odd}` is {found.get(odd)} but the drafter's is "
-                f"{shapes.get(odd)}; train elsewhere or with the settings of the first run."
-            )
         # In the drafter's order, which a file does not keep: the gradients' norm is summed in it.
-        self.weights = tree_unflatten([(name, weights[name]) for name in shapes])
-        self.optimizer.state = saved.trees["optimizer"]
+        names = [name for name, _ in tree_flatten(self.weights)]
+        self.weights = tree_unflatten([(name, weights[name]) for name in names])
+        self.moments = saved.trees["optimizer"]
         if self.average is not None:
             self.average = saved.trees.get("average", self.weights)
         self.done = saved.step
@@ -146,40 +145,38 @@ class Trainer:
                 f"Step {self.done + 1}, batch {first}: the loss is {loss}, the gradients' norm "
                 f"{norm.item()}; lower the learning rate or go on from an earlier checkpoint."
             )
-        self.weights = self.optimizer.apply_gradients(gradients, self.weights)
-        if self.average is not None:
-            # In the beginning it would mostly hold the start.
-            decay = min(self.schedule.average, (self.done + 1) / (self.done + 10))
-            self.average = tree_map(
-                lambda a, w: decay * a + (1 - decay) * w, self.average, self.weights
-            )
-        # Counted first: an interrupt while the update is computed leaves it done, only later.
-        self.done += 1
-        mx.eval(self.state)
+        self._update(gradients)
         counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
         return {"loss": loss, "norm": norm.item(), "counts": counts}
+
+    def _update(self, gradients: Any):
+        """Take a step: an interrupt leaves all of the state before it, or all behind it."""
+        # The optimizer writes into its state: it gets containers of its own.
+        self.optimizer.state = tree_map(lambda x: x, self.moments)
+        weights = self.optimizer.apply_gradients(gradients, self.weights)
+        moments, average, done = self.optimizer.state, self.average, self.done + 1
+        if average is not None:
+            # In the beginning it would mostly hold the start.
+            decay = min(self.schedule.average, done / (done + 9))
+            average = tree_map(lambda a, w: decay * a + (1 - decay) * w, average, weights)
+        # Nothing is called between these: no interrupt can come.
+        self.weights, self.moments, self.average, self.done = weights, moments, average, done
+        mx.eval(self.state)
 
     def _first_batch(self) -> int:
         return (self.done * self.group.size() + self.group.rank()) * self.schedule.accumulate
 
-    def _gradients(self, number: int):
+    def _gradients(self, number: int) -> tuple[mx.array, dict[str, mx.array], Any]:
         batch = self.batches.batch(number)
         key = mx.random.key(self.schedule.seed * 1_000_003 + number)
         vocabulary = self.vocabulary.draw(key)
 
-        def loss_of(weights):
+        def loss_of(weights: Any) -> tuple[mx.array, dict[str, mx.array]]:
             self.drafter.update(tree_map(lambda w: w.astype(self.dtype), weights))
             return self.objective(self.drafter, self.target, vocabulary, batch)
 
         (loss, counts), gradients = mx.value_and_grad(loss_of)(self.weights)
         return loss, counts, gradients
-
-    def load_weights(self, averaged: bool):
-        """Put the trained weights, or their average, into the drafter, which can then draft."""
-        weights = self.average if averaged and self.average is not None else self.weights
-        self.drafter.update(weights)
-        self.drafter.eval()
-        mx.eval(self.drafter.parameters())
 
 
 def fit(
@@ -190,7 +187,7 @@ def fit(
     steps_per_report: int = 10,
     save_every: int = 100,
     stop_after: float | None = None,
-):
+) -> bool:
     """Train to the end of the schedule, keeping checkpoints and a log of what each report says.
 
     Args:
@@ -199,15 +196,21 @@ def fit(
         settings (dict): Kept in the checkpoints.
         steps_per_report (int): Default: ``10``.
         save_every (int): Steps from one checkpoint to the next. Default: ``100``.
-        stop_after (float, optional): Seconds after which to save and stop. Default: ``None``.
+        stop_after (float, optional): Seconds after which to save and stop, as soon as they are
+            over for one of the processes. Default: ``None``.
+
+    Returns:
+        bool: Whether the schedule's end is reached.
 
     Raises:
+        ValueError: if the processes do not begin from one state.
         Diverged: as :meth:`Trainer.step`; the last good weights are saved.
         KeyboardInterrupt: after saving.
     """
     folder = Path(folder)
     saved_at = -1
     main = trainer.group.rank() == 0
+    refuse_disagreement(trainer.done, trainer.weights, trainer.group)
 
     def save():
         nonlocal saved_at
@@ -215,70 +218,32 @@ def fit(
             checkpoints.save(folder / "checkpoints", trainer.done, trainer.state, settings)
         saved_at = trainer.done
 
+    if main:
+        drop_lines(folder / "log.jsonl", trainer.done)
     began, report = time.monotonic(), Report()
     bar = tqdm(total=trainer.schedule.iters, initial=trainer.done, desc="fit", disable=not main)
     try:
         while trainer.done < trainer.schedule.iters:
-            if stop_after is not None and time.monotonic() - began > stop_after:
+            over = stop_after is not None and time.monotonic() - began > stop_after
+            if any_of(over, trainer.group):
                 break
             report.add(trainer.step())
             bar.update()
             if trainer.done % steps_per_report == 0:
-                line = report.line(trainer)
-                bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
-                if main:
-                    _append(folder / "log.jsonl", line)
+                _tell(report.line(trainer), bar, folder / "log.jsonl" if main else None)
                 report = Report()
             if trainer.done % save_every == 0:
                 save()
     finally:
         bar.close()
         save()
+    return trainer.done == trainer.schedule.iters
 
 
-class Report:
-    """What some steps did together."""
-
-    def __init__(self):
-        self.losses, self.norms, self.counts = [], [], None
-        self.began = time.monotonic()
-
-    def add(self, result: dict[str, Any]):
-        """Take in what :meth:`Trainer.step` gave."""
-        self.losses.append(result["loss"])
-        self.norms.append(result["norm"])
-        counts = result["counts"]
-        self.counts = counts if self.counts is None else tree_map(mx.add, self.counts, counts)
-
-    def line(self, trainer: Trainer) -> dict[str, Any]:
-        """As a line of the log: shares are of all rows of a position, whatever was before them.
-
-        ``length`` is the acceptance length over the anchors drawn. It overstates decoding's,
-        which visits hard places more often.
-        """
-        counts = {name: value.tolist() for name, value in self.counts.items()}
-        rows = [max(1, n) for n in counts["rows"]]
-
-        def share(name: str) -> list[float]:
-            return [round(n / d, 4) for n, d in zip(counts[name], rows, strict=True)]
-
-        prefix = counts.get("chosen_prefix", counts["best_prefix"])
-        shares = {name: share(name) for name in ("best", "among", "chosen") if name in counts}
-        return {
-            "step": trainer.done,
-            "loss": sum(self.losses) / len(self.losses),
-            "norm": sum(self.norms) / len(self.norms),
-            "learning_rate": float(trainer.optimizer.learning_rate.item()),
-            "length": 1 + sum(n / rows[0] for n in prefix),
-            "blocks_per_second": rows[0] * trainer.group.size() / (time.monotonic() - self.began),
-            **shares,
-        }
-
-
-def _append(path: Path, line: dict[str, Any]):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+def _tell(line: dict[str, Any], bar: tqdm, log: Path | None):
+    bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
+    if log is not None:
+        append(log, line)
 
 
 def count_parameters(module: nn.Module) -> int:

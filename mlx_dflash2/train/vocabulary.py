@@ -1,5 +1,6 @@
 """Log probabilities of drafter and target, over the vocabulary or a sample that stands for it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -69,7 +70,8 @@ class FullVocabulary:
         unary = draft_transform(self.target.head(hidden)[..., :size], self.args)
         wanted = None
         if final is not None:
-            wanted = log_softmax(self.target.logits(final)[..., :size].astype(mx.float32))
+            # What the target gives to ids that cannot be drafted is lost, and not shared out.
+            wanted = log_softmax(self.target.logits(final).astype(mx.float32))[..., :size]
         return Scores(log_softmax(unary), wanted, labels, unary, mx.arange(size))
 
 
@@ -136,7 +138,9 @@ class SampledVocabulary:
         lift = mx.where(hits, _NEVER, mx.log(stand_for)[:, None])
         label_rows = self.target.head_rows(labels).astype(mx.float32)
 
-        def joined(hidden: mx.array, transform) -> tuple[mx.array, mx.array]:
+        def joined(
+            hidden: mx.array, transform: Callable[[mx.array], mx.array]
+        ) -> tuple[mx.array, mx.array]:
             hidden = hidden.astype(mx.float32)
             frequent = transform(hidden @ self.rows.T)
             sample = transform(hidden @ self.sample_rows.T) + lift

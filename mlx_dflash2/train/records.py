@@ -1,0 +1,50 @@
+"""Records beside what was made: what decided it, so that nothing else is mixed with it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def refuse_difference(
+    source: str | Path, found: dict[str, Any], wanted: dict[str, Any], advice: str
+):
+    """Refuse to go on with what was made otherwise.
+
+    Args:
+        source (str or Path): What ``found`` is the record of.
+        found (dict): The record.
+        wanted (dict): What it has to say; other fields of it do not matter.
+        advice (str): What to do about a difference.
+
+    Raises:
+        ValueError: naming the first field that differs, and both values.
+    """
+    for name, value in wanted.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"`{name}` is {value!r} but {source} was made with {found.get(name)!r}; {advice}."
+            )
+
+
+def read_record(file: Path) -> dict[str, Any]:
+    """Read a record.
+
+    Raises:
+        ValueError: if the file is none.
+    """
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON: {error}.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} is no record: it holds no object.")
+    return found
+
+
+def write_record(file: Path, record: dict[str, Any]):
+    """Write a record, whole or not at all; several processes may do so at once."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_suffix(f".partial-{os.getpid()}")
+    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    partial.replace(file)
