@@ -17,7 +17,7 @@ folder = Path(sys.argv[1])
 options = (
     f"--data {folder / 'data'} --taps {folder / 'taps'} --dequantize --labels soft --factored "
     "--block-size 8 --target-layer-ids 1 10 19 28 --mask-token-id 4 --selector-rank 128 "
-    "--rope-theta 10000 --vocab-sample 4096 --batch-size 4 --anchors 48 --iters 300 "
+    "--rope-theta 10000 --vocab-sample 4096 --batch-size 4 --anchors 48 --iters 200 "
     "--learning-rate 8e-4"
 ).split()
 
