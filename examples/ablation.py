@@ -27,6 +27,6 @@ prompts = built_in("held_out", seed=0, count=110)
 held_out = generate(
     *run.loaded, prompts, folder / "held_out", name=run.name, max_tokens=96, batch_size=110
 )
-found = ablation.measure(drafters, run, held_out, num_decoded=11, max_tokens=48)
+found = ablation.measure(drafters, run, held_out, num_decoded=6, max_tokens=32)
 print(ablation.table(found))
 ablation.save(found, Path(__file__).parent / "results")
