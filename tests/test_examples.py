@@ -45,8 +45,9 @@ def running():
 
 
 def test_every_example_is_run():
-    # The full size takes half an hour; test_full_size.py runs it at a reduced one.
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "full_size"}
+    # These take half an hour; test_full_size.py and test_train_command.py run them at reduced size.
+    slow = {"full_size", "ablation"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *slow}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

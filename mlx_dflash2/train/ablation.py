@@ -17,7 +17,7 @@ from .chain import chain
 from .corpus import Corpus
 from .evaluate import acceptance, decode, interval
 from .run import Run
-from .taps import ComputedTaps
+from .taps import CachedTaps, write_taps
 
 # The selector learns beside the others, not through them: one run gives a drafter with it and
 # the same drafter without it.
@@ -85,7 +85,10 @@ def measure(
     """
     model, tokenizer = run.loaded
     layers = next(iter(drafters.values())).target_layer_ids
-    source = ComputedTaps(run.target, held_out, layers, final=False)
+    folder, about = run.folder / "held_out_taps", {"model": run.name}
+    about["dequantize"] = run.args.dequantize
+    write_taps(run.target, held_out, layers, folder, final=False, **about)
+    source = CachedTaps(folder, held_out, final=False, layers=layers)
     texts = np.linspace(0, len(held_out) - 1, num_decoded).round().astype(int)
     prompts = [
         Prompt(kind, "", tuple(tokens[:start].tolist()))
