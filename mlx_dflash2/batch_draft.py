@@ -5,12 +5,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from .context import DrafterContext, LayerContext, block_mask
+from .context import BlockAttention, DrafterContext, LayerContext, block_mask
 from .drafter import Drafter, Proposal, Proposer
 from .judge import Judge
 
 
-class StackedLayer:
+class StackedLayer(BlockAttention):
     """One layer's contexts of several sequences, right-aligned, for a block after each."""
 
     def __init__(self, rows: Sequence[LayerContext]):
@@ -25,18 +25,6 @@ class StackedLayer:
         real = mx.arange(self.size + block_size) >= mx.array(padding)[:, None]
         real = real[:, None, None]
         return real if visible is None else visible & real
-
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: mx.array | None,
-    ) -> mx.array:
-        """As a single layer's, for every context with its row of a block."""
-        keys, values = self.with_block(keys, values)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Every context followed by its row of a block [B, n_kv_heads, L, head_dim]."""

@@ -5,7 +5,23 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 
-class LayerContext:
+class BlockAttention:
+    """Attention for whatever puts a block's keys and values behind a context's."""
+
+    def attend(
+        self,
+        queries: mx.array,
+        keys: mx.array,
+        values: mx.array,
+        scale: float,
+        mask: mx.array | None,
+    ) -> mx.array:
+        """Attention of a block's rows [B, heads, L, head_dim] to the context and to themselves."""
+        keys, values = self.with_block(keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
+
+
+class LayerContext(BlockAttention):
     """One layer's context keys and values, in order of position.
 
     Args:
@@ -40,18 +56,6 @@ class LayerContext:
     def drop(self, count: int):
         """Forget the newest rows; those that had to make room for them do not come back."""
         self._end = max(self._begin, self._end - count)
-
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        scale: float,
-        mask: mx.array | None,
-    ) -> mx.array:
-        """Attention of a block's rows [B, heads, L, head_dim] to the context and to themselves."""
-        keys, values = self.with_block(keys, values)
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """The context followed by a block's rows, which are not kept."""

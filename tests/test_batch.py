@@ -99,14 +99,15 @@ def test_rows_that_accept_and_finish_differently(kind, size, block):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_kind_of_target(kind):
+    vocab_size = CONFIGS[kind].get("vocab_size", VOCAB)
     for seed in range(5):
         draw = random.Random(seed)
         lengths = [draw.choice([1, 5, 15, 16, 17, 40]) for _ in range(4)]
-        prompts = [[draw.randrange(VOCAB) for _ in range(n)] for n in lengths]
+        prompts = [[draw.randrange(vocab_size) for _ in range(n)] for n in lengths]
         budgets = [draw.randint(10, 40) for _ in lengths]
         plain = [plain_tokens(model_of(kind), p, 40) for p in prompts]
         texts = [p + t for p, t in zip(prompts, plain, strict=True)]
-        proposer = PerRow(*(half(text, VOCAB, draw.randint(0, 6)) for text in texts))
+        proposer = PerRow(*(half(text, vocab_size, draw.randint(0, 6)) for text in texts))
         places = draw.choice([2, 3, 4])
         response, stats = run(kind, prompts, proposer, budgets, completion_batch_size=places)
         assert response.token_ids == cut(plain, budgets)
