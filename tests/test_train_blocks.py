@@ -60,24 +60,25 @@ def taps_of(target, tokens: mx.array) -> mx.array:
     return target.forward(tokens, target.make_cache(), LAYERS).taps
 
 
-def decoded(drafter, target, tokens: mx.array, anchor: int) -> mx.array:
+def decoded(drafter, target, tokens: mx.array, anchor: int, size: int | None) -> mx.array:
     """Rows of the block after an anchor of one text, as decoding comes to them."""
     drafter.eval()
     context = drafter.make_context()
     if anchor:
         drafter.extend(context, tokens[:anchor], taps_of(target, tokens[None])[:, :anchor], 0)
-    return drafter.run_block(target, tokens[anchor : anchor + 1], context, drafter.block_size)[0]
+    size = size or drafter.block_size
+    return drafter.run_block(target, tokens[anchor : anchor + 1], context, size)[0]
 
 
-def assert_as_decoded(drafter, target):
+def assert_as_decoded(drafter, target, size: int | None = None):
     tokens = padded()
     # Each text's first and last position, and some between.
     anchors = mx.array([[0, 1, 4, 11, 22], [0, 2, 5, 7, 8], [3, 0, 16, 6, 15]])
     drafter.train()
-    hidden = run_blocks(drafter, target, tokens, taps_of(target, tokens), anchors)
+    hidden = run_blocks(drafter, target, tokens, taps_of(target, tokens), anchors, size)
     for row, (length, positions) in enumerate(zip(LENGTHS, anchors.tolist(), strict=True)):
         for column, anchor in enumerate(positions):
-            expected = decoded(drafter, target, tokens[row, :length], anchor)[0]
+            expected = decoded(drafter, target, tokens[row, :length], anchor, size)[0]
             off = mx.abs(hidden[row, column] - expected).max().item()
             assert off < 2e-5, (row, anchor, off)
 
@@ -85,6 +86,11 @@ def assert_as_decoded(drafter, target):
 @pytest.mark.parametrize("changes", DRAFTERS.values(), ids=DRAFTERS)
 def test_every_block_is_as_decoded(changes):
     assert_as_decoded(drafter_with(**changes), bind(make_model(DENSE)))
+
+
+@pytest.mark.parametrize("size", (2, 3))
+def test_shorter_blocks_are_as_decoded(size):
+    assert_as_decoded(drafter_with(**SHORT), bind(make_model(DENSE)), size)
 
 
 @pytest.mark.parametrize("kind, bits", TARGETS)

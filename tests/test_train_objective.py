@@ -8,6 +8,7 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 from tiny import DENSE, SLIDING, VOCAB, make_drafter, make_model
 
+from mlx_dflash2.drafter import Drafter
 from mlx_dflash2.targets import bind
 from mlx_dflash2.teacher_forced import Forced, Replay, measure
 from mlx_dflash2.train.blocks import run_blocks
@@ -102,6 +103,20 @@ def test_counts_are_decoding_s(setup):
     for name in ("best", "chosen"):
         prefix = np.cumprod(getattr(forced, name) & valid, axis=1).sum(axis=0)
         assert counts[f"{name}_prefix"] == prefix.tolist()
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_shorter_blocks_leave_out_the_last_rows(checkpoint, setup):
+    """The rows that are left see what a drafter sees that is asked for so few."""
+    _, drafter, batch, _ = setup
+    _, whole = loss_of(Objective(), setup)
+    loss, counts = loss_of(Objective(block_size=4, checkpoint=checkpoint), setup)
+    assert counts["rows"] == whole["rows"][:3]
+    short = replace(drafter.args, block_size=4)
+    served = Drafter(short)
+    served.update(drafter.parameters())
+    expected, found = loss_of(Objective(), (setup[0], served, batch, None))
+    assert loss == pytest.approx(expected, rel=1e-6) and counts == found
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:

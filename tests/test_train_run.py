@@ -79,6 +79,21 @@ def test_other_settings_do_not_go_on(make_run):
     assert make_run("--no-cache", "--save-every", "1").restored().done == 6
 
 
+def test_a_run_may_train_on_shorter_blocks(make_run):
+    """They are as long as before once it is exported; its log has fewer positions."""
+    run = make_run("--train-block-size", "3", "--no-cache")
+    run.fit()
+    line = json.loads((run.folder / "log.jsonl").read_text().splitlines()[-1])
+    assert len(line["best"]) == 2
+    run.export()
+    assert json.loads((run.folder / "export" / "config.json").read_text())["block_size"] == 5
+
+
+def test_blocks_are_not_longer_in_training(make_run):
+    with pytest.raises(ValueError, match=r"^`train_block_size` is 6 but [^\n]* 5 rows\.$"):
+        make_run("fit", "--train-block-size", "6", "--no-cache").check()
+
+
 def test_fit_without_taps_names_the_stage(make_run):
     with pytest.raises(FileNotFoundError, match=r"^[^\n]* run the taps stage first\.$"):
         make_run().fit()

@@ -153,6 +153,12 @@ def _add_loss_arguments(parser: argparse.ArgumentParser):
         "--gamma", type=float, help="Decay of the rows' weights (default: half of the block)"
     )
     group.add_argument(
+        "--train-block-size",
+        type=int,
+        help="Rows of a block in training; later rows cost as much as the first ones and count "
+        "for less, so a first run may leave them out (default: those of --block-size)",
+    )
+    group.add_argument(
         "--d-pace", action="store_true", help="Weigh rows by what hangs on them instead"
     )
     group.add_argument(

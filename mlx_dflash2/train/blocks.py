@@ -82,9 +82,16 @@ class BlockContext:
 
 
 def run_blocks(
-    drafter: Drafter, target: Any, tokens: mx.array, taps: mx.array, anchors: mx.array
+    drafter: Drafter,
+    target: Any,
+    tokens: mx.array,
+    taps: mx.array,
+    anchors: mx.array,
+    block_size: int | None = None,
 ) -> mx.array:
     """Rows 1 to L - 1 of the block at every anchor, from the true text before it.
+
+    L is ``block_size``, or the drafter's own where that is ``None``.
 
     Shapes:
       - tokens: [N, S] ids; taps: [N, S, T * H]; anchors: [N, A] positions
@@ -93,7 +100,8 @@ def run_blocks(
     """
     N, A = anchors.shape
     first = mx.take_along_axis(tokens, anchors, axis=1).reshape(-1, 1)
-    masks = mx.full((N * A, drafter.block_size - 1), drafter.args.mask_token_id, tokens.dtype)
+    length = (block_size or drafter.block_size) - 1
+    masks = mx.full((N * A, length), drafter.args.mask_token_id, tokens.dtype)
     block = mx.concatenate([first, masks], axis=1)
     hidden = drafter(target.embed(block), BlockContext(drafter, taps, anchors))
     return hidden.reshape(N, A, *hidden.shape[1:])

@@ -30,6 +30,7 @@ _RANGES = {
     "block_size": _Range(2),
     "rope_theta": _Range(1, open=True),
     "gamma": _ABOVE,
+    "train_block_size": _Range(2),
     "selector_weight": _ANY,
     "vocab_sample": _ANY,
     "negatives": _COUNT,

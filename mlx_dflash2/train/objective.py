@@ -45,6 +45,7 @@ class Objective:
         detach_selector: Whether the selector's loss leaves the rest of the drafter alone.
         checkpoint: Whether what a text's blocks computed on the way is computed again for the
             gradient, one text at a time, and not kept.
+        block_size: Rows L of the blocks; ``None`` for as many as the drafter's have.
     """
 
     loss: str = "ce"
@@ -52,6 +53,7 @@ class Objective:
     selector_weight: float = 1.0
     detach_selector: bool = False
     checkpoint: bool = False
+    block_size: int | None = None
 
     def __call__(
         self,
@@ -69,7 +71,7 @@ class Objective:
             everything is right.
         """
         hidden = self._hidden(drafter, target, batch)
-        rows = _label_rows(batch, drafter.block_size - 1, vocabulary)
+        rows = _label_rows(batch, (self.block_size or drafter.block_size) - 1, vocabulary)
         shape = rows.labels.shape
         costs = self._in_turns(drafter, vocabulary, hidden, rows)
         costs = [None if cost is None else cost.reshape(shape) for cost in costs]
@@ -78,12 +80,14 @@ class Objective:
 
     def _hidden(self, drafter: Drafter, target: Any, batch: Batch) -> mx.array:
         if not self.checkpoint:
-            return run_blocks(drafter, target, batch.tokens, batch.taps, batch.anchors)
+            arrays = batch.tokens, batch.taps, batch.anchors
+            return run_blocks(drafter, target, *arrays, self.block_size)
 
         def inner(parameters: dict[str, Any], *text: mx.array) -> mx.array:
             drafter.update(parameters)
             # A checkpoint asks for the gradient of all that it is given, and ids have none.
-            return run_blocks(drafter, target, *map(mx.stop_gradient, text))
+            arrays = map(mx.stop_gradient, text)
+            return run_blocks(drafter, target, *arrays, self.block_size)
 
         run_text, weights = mx.checkpoint(inner), drafter.trainable_parameters()
         arrays = batch.tokens, batch.taps, batch.anchors

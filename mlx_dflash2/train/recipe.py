@@ -11,14 +11,24 @@ from .vocabulary import FullVocabulary, SampledVocabulary, most_frequent
 
 
 def objective_of(args: Namespace, block_size: int) -> Objective:
-    """What is lowered, for blocks of so many rows."""
+    """What is lowered, for a drafter of blocks of so many rows.
+
+    Raises:
+        ValueError: if blocks are to be longer in training than when drafting.
+    """
     gamma = block_size / 2 if args.gamma is None else args.gamma
+    if args.train_block_size is not None and args.train_block_size > block_size:
+        raise ValueError(
+            f"`train_block_size` is {args.train_block_size} but the drafter's blocks have "
+            f"{block_size} rows."
+        )
     return Objective(
         loss=args.loss,
         gamma=None if args.d_pace else gamma,
         selector_weight=args.selector_weight,
         detach_selector=args.detach_selector,
         checkpoint=args.grad_checkpoint,
+        block_size=args.train_block_size,
     )
 
 

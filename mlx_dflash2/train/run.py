@@ -17,6 +17,7 @@ from .data import generate, missing_texts
 from .evaluate import evaluate
 from .init import from_target_layers, new_drafter
 from .processes import wait
+from .recipe import objective_of
 from .records import refuse_difference, write_record
 from .settings import ADVICE, refuse_missing
 from .setup import Setup
@@ -71,6 +72,7 @@ class Run(Setup):
         check_fit(wanted, self.target.shape)
         if "export" in stages:
             config_of(wanted)
+        objective_of(args, wanted.block_size)
         if "fit" in stages and args.init == "target" and args.draft_model is None:
             from_target_layers(new_drafter(wanted, mx.random.key(0)), self.target)
 
