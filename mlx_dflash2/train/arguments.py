@@ -73,6 +73,12 @@ def _add_data_arguments(parser: argparse.ArgumentParser):
     group.add_argument(
         "--num-prompts", type=int, default=2000, help="Prompts of the built-in generator"
     )
+    group.add_argument(
+        "--own-prompts",
+        type=int,
+        default=0,
+        help="Prompts that the target is to write itself, beside the others",
+    )
     group.add_argument("--max-tokens", type=int, default=256, help="Tokens of an answer")
     group.add_argument("--temp", type=float, default=0.0, help="Sampling temperature of answers")
     group.add_argument("--top-p", type=float, default=1.0, help="Sampling top-p of answers")

@@ -23,6 +23,7 @@ _COUNT, _ANY, _ABOVE = _Range(1), _Range(0), _Range(0, open=True)
 _RANGES = {
     "seed": _ANY,
     "num_prompts": _COUNT,
+    "own_prompts": _ANY,
     "max_tokens": _COUNT,
     "temp": _ANY,
     "data_batch_size": _COUNT,

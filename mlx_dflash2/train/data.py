@@ -56,6 +56,31 @@ def generate(
     prompts: Iterable[PromptRow],
     folder: str | Path,
     *,
+    thinking: str | None = None,
+    **options: Any,
+) -> Corpus:
+    """Write a model's answers to chats.
+
+    Args:
+        model (nn.Module): As of :func:`write_answers`, which has the ``options``, too.
+        tokenizer (TokenizerWrapper): Its tokenizer.
+        prompts (iterable of PromptRow): What is answered.
+        folder (str or Path): As of :func:`write_answers`.
+        thinking (str, optional): As of :func:`mlx_dflash2.benchmark.data.encode`.
+
+    Raises:
+        ValueError: as :func:`write_answers`.
+    """
+    rows = [{"suite": row.kind, "messages": row.messages} for row in prompts]
+    return write_answers(model, tokenizer, encode(rows, tokenizer, thinking), folder, **options)
+
+
+def write_answers(
+    model: nn.Module,
+    tokenizer: TokenizerWrapper,
+    prompts: list[Prompt],
+    folder: str | Path,
+    *,
     name: str,
     max_tokens: int = 512,
     max_seq_length: int = 2048,
@@ -64,7 +89,6 @@ def generate(
     seed: int = 0,
     batch_size: int = 32,
     shard_size: int = 256,
-    thinking: str | None = None,
     progress: bool = True,
 ) -> Corpus:
     """Write a model's answers as ``shard-*.npz``; called again, it goes on after the last shard.
@@ -72,7 +96,7 @@ def generate(
     Args:
         model (nn.Module): The target, or anything that mlx-lm generates with in batches.
         tokenizer (TokenizerWrapper): Its tokenizer.
-        prompts (iterable of PromptRow): What is answered, the shortest first.
+        prompts (list of Prompt): What is answered, the shortest first.
         folder (str or Path): Where shards and ``corpus.json`` go.
         name (str): The model's name or path, as ``corpus.json`` records it.
         max_tokens (int): The most tokens of an answer, its end-of-sequence token included.
@@ -82,7 +106,6 @@ def generate(
         seed (int): With its number it seeds each shard, so that a resumed corpus is the same.
         batch_size (int): Answers that are written at a time.
         shard_size (int): Prompts a shard, which is what an interruption may lose.
-        thinking (str, optional): As of :func:`mlx_dflash2.benchmark.data.encode`.
         progress (bool): Whether to show a bar on stderr.
 
     Raises:
@@ -92,7 +115,7 @@ def generate(
     settings = Settings(name, max_tokens, max_seq_length, temp, top_p, seed, shard_size, drawn)
     if batch_size < 1:
         raise ValueError(f"`batch_size` is {batch_size} but has to be 1 or more.")
-    usable = _usable(_encoded(prompts, tokenizer, thinking), max_seq_length)
+    usable = _usable(prompts, max_seq_length)
     folder = Path(folder).expanduser()
     _claim(folder, asdict(settings) | {"prompts": digest(usable), "count": len(usable)})
     shards = {
@@ -107,13 +130,6 @@ def generate(
                     write_shard(file, _texts(generator, part, settings, bar.advance))
                 bar.written(file)
     return Corpus(folder)
-
-
-def _encoded(
-    prompts: Iterable[PromptRow], tokenizer: TokenizerWrapper, thinking: str | None
-) -> list[Prompt]:
-    rows = [{"suite": row.kind, "messages": row.messages} for row in prompts]
-    return encode(rows, tokenizer, thinking)
 
 
 def _usable(prompts: list[Prompt], max_seq_length: int) -> list[Prompt]:

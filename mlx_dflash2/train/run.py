@@ -16,6 +16,7 @@ from .corpus import Corpus
 from .data import generate, missing_texts
 from .evaluate import evaluate
 from .init import from_target_layers, new_drafter
+from .own_prompts import opening
 from .processes import wait
 from .recipe import objective_of
 from .records import refuse_difference, write_record
@@ -62,6 +63,8 @@ class Run(Setup):
         writes = "data" in stages and not args.data
         if writes:
             self.rows("train")
+            if args.own_prompts:
+                opening(self.loaded[1])
         if "eval" in stages:
             self.rows("held_out")
         if args.thinking is not None and (writes or "eval" in stages):
@@ -84,7 +87,7 @@ class Run(Setup):
             return
         generate(
             *self.loaded,
-            self.rows("train"),
+            self.rows("train") + self.own_rows(),
             self.data_folder,
             name=self.name,
             max_tokens=args.max_tokens,

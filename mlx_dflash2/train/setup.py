@@ -31,6 +31,7 @@ from .init import (
     new_args,
     new_drafter,
 )
+from .own_prompts import own_prompts
 from .recipe import objective_of, schedule_of, vocabulary_of
 from .settings import as_trained, deciding
 from .taps import CachedTaps, ComputedTaps, TapSource
@@ -93,6 +94,17 @@ class Setup:
         else:
             file, count = args.eval_prompts, args.num_eval_prompts
         return prompts.read(file) if file else prompts.built_in(split, args.seed, count)
+
+    def own_rows(self) -> list[prompts.PromptRow]:
+        """The prompts that the target writes itself, if it is to."""
+        count = self.args.own_prompts
+        if not count:
+            return []
+        options = {"seed": self.args.seed, "batch_size": self.args.data_batch_size}
+        folder = self.folder / "own_prompts"
+        found = own_prompts(*self.loaded, folder, count, name=self.name, **options)
+        self.note(f"data: {len(found)} of {count} prompts that the target wrote are usable.")
+        return found
 
     @property
     def taps_folder(self) -> Path:
