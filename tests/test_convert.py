@@ -159,6 +159,16 @@ def test_the_files_of_a_drafter(tmp_path):
     assert str(tmp_path) not in card and "base_model" not in card
 
 
+def test_a_trained_drafters_card_says_what_its_weights_are_now(tmp_path):
+    source = write_drafter(tmp_path / "source")
+    head = "# Mine\n\n| | |\n| --- | --- |\n| Layers | 2 |\n"
+    tail = "\n| Weights | of no table |\n"
+    (source / "README.md").write_text(head + "| Weights | all bfloat16 |\n" + tail)
+    command.convert(str(source), tmp_path / "out", quantisation=Quantisation(4, 32))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert card == head + "| Weights | 4 bits in groups of 32, the rest bfloat16 |\n" + tail
+
+
 def test_the_sources_card_is_kept(tmp_path):
     source = write_drafter(tmp_path / "source")
     (source / "README.md").write_text("A card – as it was.\n", encoding="utf-8")

@@ -18,7 +18,7 @@ from ..load import DTYPES, load_drafter, read_drafter_args
 from ..speculators import from_speculators, is_speculators
 from ..weights import cast
 from .quantisation import BITS, GROUP_SIZES, Quantisation
-from .report import describe, make_card
+from .report import converted_card, describe, make_card
 
 CARD_FILES = ("README.md",)
 
@@ -120,7 +120,11 @@ def convert(
         note("Dequantizing")
         _dequantise(drafter, DTYPES[dtype])
     config = _published_config(hf_path, revision)
-    card = _source_card(hf_path, revision) or make_card(drafter, hf_path, upload_repo or path.name)
+    card = _source_card(hf_path, revision)
+    if card:
+        card = converted_card(card, drafter)
+    else:
+        card = make_card(drafter, hf_path, upload_repo or path.name)
     save_drafter(drafter, path, config, card)
     for line in describe(drafter, path, left):
         print(line)

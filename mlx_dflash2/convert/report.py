@@ -1,5 +1,6 @@
 """What a conversion tells: on the model card, and in the terminal."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from math import prod
@@ -27,6 +28,8 @@ that it was trained for.
 mlx_dflash2.generate --model TARGET --draft-model {name} --prompt "Hello"
 ```
 """
+# As the train command's cards have it.
+_WEIGHTS = re.compile(r"^\| Weights \| .* \|$", re.MULTILINE)
 
 
 def make_card(drafter: Drafter, source: str, name: str) -> str:
@@ -46,6 +49,16 @@ def make_card(drafter: Drafter, source: str, name: str) -> str:
         generation=drafter.args.generation,
         scheme=describe_scheme(drafter),
     )
+
+
+def weights_row(drafter: Drafter) -> str:
+    """The row of a card's table that says what a drafter's weights are."""
+    return f"| Weights | {describe_scheme(drafter)} |"
+
+
+def converted_card(card: str, drafter: Drafter) -> str:
+    """The source's card, with what the weights are now where it has a row for that."""
+    return _WEIGHTS.sub(lambda _: weights_row(drafter), card, count=1)
 
 
 def describe_scheme(drafter: Drafter) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..convert.report import describe_scheme
+from ..convert.report import weights_row
 from ..drafter import Drafter
 
 _CARD = """\
@@ -27,7 +27,7 @@ mlx_dflash2.generate --model {target} --draft-model PATH --prompt "Hello"
 | Convolution | {conv} |
 | Selector | {selector} |
 | Mask id | {mask} |
-| Weights | {scheme} |
+{weights}
 
 ## Training
 
@@ -67,7 +67,7 @@ def make_card(
         if args.has_selector
         else "none",
         mask=args.mask_token_id,
-        scheme=describe_scheme(drafter),
+        weights=weights_row(drafter),
         **{name: f"{number:,}" for name, number in numbers.items()},
         options=", ".join(f"`{name}` {value}" for name, value in options.items()),
         source="the target's own answers" if own else "given answers",
