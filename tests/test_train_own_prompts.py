@@ -20,9 +20,7 @@ OPTIONS = dict(name="tiny", seed=1, batch_size=8, shard_size=16, progress=False)
 
 
 def chat_tokenizer(template: str | None = TEMPLATE, eos: int = END) -> TokenizerWrapper:
-    fast = make_tokenizer()._tokenizer
-    fast.chat_template = template
-    return TokenizerWrapper(fast, eos_token_ids=[eos])
+    return make_tokenizer(eos, template)
 
 
 def written(rows) -> list[str]:
@@ -60,20 +58,24 @@ def test_prompts_are_the_turns_that_end_each_once(tmp_path):
     assert rows == own_prompts(None, tokenizer, tmp_path, 40, **OPTIONS)
 
 
-def test_repeated_and_empty_turns_are_left_out(tmp_path):
+def test_turns_that_are_no_users_are_left_out(tmp_path):
     class Eager(type(make_model(DENSE))):
-        """Ends a turn at once, or after one of two words."""
+        """Ends a turn at once, or after one of two words, or after a special token."""
 
         def __call__(self, tokens, *args, **kwargs):
             logits = super().__call__(tokens, *args, **kwargs)
             ids = mx.arange(logits.shape[-1])
             after = tokens[..., None] == HEAD[0]
-            likely = mx.where(after, (ids == END) | (ids == 20) | (ids == 21), ids == END)
+            likely = mx.where(after, (ids == END) | (abs(ids - 20) < 2), ids == END)
             return mx.where(likely, 0.0, -1e9)
 
     model = make_model(DENSE)
     model.__class__ = Eager
-    rows = own_prompts(model, chat_tokenizer(), tmp_path, 30, **OPTIONS)
+    tokenizer = chat_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["w19"]})
+    rows = own_prompts(model, tokenizer, tmp_path, 30, **OPTIONS)
+    turns = {tuple(text.tokens[1:].tolist()) for text in Corpus(tmp_path)}
+    assert turns == {(END,), (19, END), (20, END), (21, END)}
     assert sorted(written(rows)) == ["w20", "w21"]
 
 

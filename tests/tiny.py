@@ -109,7 +109,7 @@ def plain_tokens(model, prompt: list[int], max_tokens: int) -> list[int]:
     return [token for token, _ in steps]
 
 
-def make_tokenizer(eos: int | None = None):
+def make_tokenizer(eos: int | None = None, chat_template: str | None = None):
     """A word-level tokenizer of the tiny vocabulary: token i is the word " wi"."""
     from mlx_lm.tokenizer_utils import TokenizerWrapper
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -118,7 +118,7 @@ def make_tokenizer(eos: int | None = None):
     words = {f"w{i}": i for i in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=chat_template)
     return TokenizerWrapper(fast, eos_token_ids=[-1 if eos is None else eos])
 
 

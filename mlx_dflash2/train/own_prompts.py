@@ -58,8 +58,8 @@ def own_prompts(
         model (nn.Module): The target, or anything that mlx-lm generates with in batches.
         tokenizer (TokenizerWrapper): Its tokenizer, with a chat template.
         folder (str or Path): Where they are kept, as texts of a corpus; called again, it goes on.
-        count (int): How many are drawn; those that do not end, are empty or came before are left
-            out.
+        count (int): How many are drawn; those that do not end, are empty, came before or have a
+            special token within are left out.
         options: ``name``, ``seed``, ``batch_size``, ``shard_size`` and ``progress`` of
             :func:`.data.write_answers`.
 
@@ -77,9 +77,12 @@ def own_prompts(
 
 
 def _messages(corpus: Corpus, tokenizer: TokenizerWrapper) -> Iterable[str]:
-    ends, seen = tokenizer.eos_token_ids, set()
+    seen, special = set(), set(tokenizer.all_special_ids)
     for tokens, start, _ in corpus:
-        text = tokenizer.decode(tokens[start:-1].tolist()).strip()
-        if tokens[-1] in ends and text and text not in seen:
+        said, last = tokens[start:-1].tolist(), int(tokens[-1])
+        text = tokenizer.decode(said).strip()
+        # A special token would open a turn of somebody else's within the user's.
+        usable = last in tokenizer.eos_token_ids and text and not special & set(said)
+        if usable and text not in seen:
             seen.add(text)
             yield text
