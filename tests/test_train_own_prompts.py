@@ -16,7 +16,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}w8{% endif %}"
 )
 HEAD, END = (7,), 3
-OPTIONS = dict(name="tiny", seed=1, batch_size=8, shard_size=16, progress=False)
+OPTIONS = dict(name="tiny", seed=1, batch_size=20, shard_size=30, progress=False)
 
 
 def chat_tokenizer(template: str | None = TEMPLATE, eos: int = END) -> TokenizerWrapper:
@@ -45,17 +45,17 @@ def test_a_template_that_does_not_serve_is_refused(template, eos, message):
 def test_prompts_are_the_turns_that_end_each_once(tmp_path):
     """A model that likes to end gives short turns, which come again, and empty ones."""
     model, tokenizer = make_model(DENSE), chat_tokenizer()
-    rows = own_prompts(model, tokenizer, tmp_path, 40, **OPTIONS)
+    rows = own_prompts(model, tokenizer, tmp_path, 20, **OPTIONS)
     texts = list(Corpus(tmp_path))
-    assert len(texts) == 40 and {tuple(text.tokens[:1]) for text in texts} == {HEAD}
+    assert len(texts) == 20 and {tuple(text.tokens[:1]) for text in texts} == {HEAD}
     turns = [text.tokens[1:].tolist() for text in texts]
     ended = [turn[:-1] for turn in turns if turn[-1] == END]
-    assert 0 < len(ended) < 40 and all(END not in turn for turn in ended)
+    assert 0 < len(ended) < 20 and all(END not in turn for turn in ended)
     assert {len(turn) for turn in turns if turn[-1] != END} == {MAX_TOKENS}
     expected = list(dict.fromkeys(" ".join(f"w{token}" for token in turn) for turn in ended))
     assert written(rows) == [text for text in expected if text]
     assert {row.kind for row in rows} == {"own"}
-    assert rows == own_prompts(None, tokenizer, tmp_path, 40, **OPTIONS)
+    assert rows == own_prompts(None, tokenizer, tmp_path, 20, **OPTIONS)
 
 
 def test_turns_that_are_no_users_are_left_out(tmp_path):
