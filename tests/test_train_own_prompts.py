@@ -94,6 +94,13 @@ def test_a_target_without_a_chat_template_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_own_prompts_beside_texts_that_are_there_are_refused(model_folders, tmp_path):
+    places = ["--model", str(model_folders / "target"), "--data", str(tmp_path)]
+    run = Run(parse(["data", *places, "--own-prompts", "3", "--output-path", str(tmp_path)]))
+    with pytest.raises(ValueError, match=r"^`own_prompts` is 3 but [^\n]*\.$"):
+        run.check()
+
+
 def test_the_data_stage_answers_them_beside_the_others(model_folders, tmp_path):
     places = ["--model", str(model_folders / "target"), "--output-path", str(tmp_path)]
     counts = "--own-prompts 20 --num-prompts 5 --max-tokens 3 --thinking off".split()

@@ -60,6 +60,10 @@ class Run(Setup):
             self.saved()
         args = self.args
         check_ranges(args)
+        if args.data and args.own_prompts:
+            raise ValueError(
+                f"`own_prompts` is {args.own_prompts} but `data` names the texts; leave one out."
+            )
         writes = "data" in stages and not args.data
         if writes:
             self.rows("train")
