@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test test-slow lint bench kernels wheel clean
 
 demo: .venv/installed ; $(BIN)/python -m mlx_dflash2.demo
-test: .venv/installed ; $(BIN)/python -m pytest -n auto -m 'not slow'
+test: .venv/installed ; $(BIN)/python -m pytest -n auto
 # The published package is compared with; its own dependencies would bring another framework.
 test-slow: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0

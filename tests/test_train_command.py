@@ -163,6 +163,23 @@ def test_the_ablation_compares_matched_drafters(tmp_path, target_path):
     assert (tmp_path / "results" / "ablation.png").is_file()
 
 
+def test_the_ablation_begins_from_one_trained_drafter(tmp_path, target_path):
+    options = ["--model", str(target_path), "--output-path", str(tmp_path), *OPTIONS, "--no-cache"]
+    Run(parse(["data", *options])).data()
+    # Runs that learn nothing are still what they began from.
+    options = [*options, "--data", str(tmp_path / "data"), "--learning-rate", "0"]
+    start = ["--learning-rate", "0.01", "--iters", "3"]
+    drafters = ablation.train(tmp_path, options, layers=1, start=start)
+    first = load_drafter(tmp_path / "start" / "export", dtype=mx.float32)
+    assert not first.args.has_conv and not first.args.has_selector
+    expected = first.layers[0].mlp.up_proj.weight
+    for name, drafter in drafters.items():
+        assert mx.array_equal(drafter.layers[0].mlp.up_proj.weight, expected), name
+        assert drafter.args.has_conv == (name in ("DFlash + convolution", "DFlash 2"))
+    added = drafters["DFlash, twice the layers"].layers[1]
+    assert not added.mlp.down_proj.weight.any().item()
+
+
 @pytest.mark.slow
 def test_the_published_package_drafts_the_same_from_an_export(monkeypatch, tmp_path, target_path):
     published = pytest.importorskip("dflash.model_mlx")

@@ -28,13 +28,21 @@ _RUNS = {
 }
 
 
-def train(folder: str | Path, options: Sequence[str], layers: int) -> dict[str, Drafter]:
+def train(
+    folder: str | Path,
+    options: Sequence[str],
+    layers: int,
+    start: Sequence[str] | None = None,
+) -> dict[str, Drafter]:
     """Train the three runs, each from where it stopped, and take five drafters from them.
 
     Args:
         folder (str or Path): A folder for each run is made in it.
         options (sequence of str): Of ``mlx_dflash2.train``, the same for all runs.
         layers (int): Of all drafters but the last, which has twice as many.
+        start (sequence of str, optional): Options, beside the others, of a plain drafter that is
+            trained first and that all runs begin from, those of the deep one with layers added.
+            Default: each run begins from the target's layers.
 
     Returns:
         dict: Drafters by name, ready to draft.
@@ -42,15 +50,14 @@ def train(folder: str | Path, options: Sequence[str], layers: int) -> dict[str, 
     Raises:
         ValueError: if a time limit stopped a run.
     """
+    if start is not None:
+        options = [*options, "--draft-model", str(_trained_start(folder, options, layers, start))]
     drafters = {}
     for name, own in _RUNS.items():
         depth = 2 * layers if name == "deep" else layers
         path = Path(folder) / name
         own = [*own, "--num-layers", str(depth), "--output-path", str(path)]
-        run = Run(parse(["fit", *options, *own]))
-        if not run.fit():
-            raise ValueError(f"{path} is not trained to its end yet; run it again to go on.")
-        drafter = run.trained()[0]
+        drafter = _trained(path, [*options, *own]).trained()[0]
         if name == "deep":
             drafters["DFlash, twice the layers"] = drafter
             continue
@@ -59,6 +66,23 @@ def train(folder: str | Path, options: Sequence[str], layers: int) -> dict[str, 
         second = "DFlash + selector" if name == "plain" else "DFlash 2"
         drafters[second] = drafter
     return drafters
+
+
+def _trained(path: Path, options: Sequence[str]) -> Run:
+    run = Run(parse(["fit", *options]))
+    if not run.fit():
+        raise ValueError(f"{path} is not trained to its end yet; run it again to go on.")
+    return run
+
+
+def _trained_start(
+    folder: str | Path, options: Sequence[str], layers: int, start: Sequence[str]
+) -> Path:
+    """The exported plain drafter that all others begin from."""
+    path = Path(folder) / "start"
+    own = ["--conv-kernel-size", "0", "--selector-rank", "0", "--num-layers", str(layers)]
+    _trained(path, [*options, *start, *own, "--output-path", str(path)]).export()
+    return path / "export"
 
 
 def measure(
