@@ -163,6 +163,14 @@ def test_the_ablation_compares_matched_drafters(tmp_path, target_path):
     assert (tmp_path / "results" / "ablation.png").is_file()
 
 
+def test_all_runs_are_held_against_the_same_prompts():
+    runs = [Run(parse(["--seed", seed, "--num-prompts", "5"])) for seed in "07"]
+    first, second = ([row.messages for row in run.rows("held_out")] for run in runs)
+    assert first == second
+    first, second = ([row.messages for row in run.rows("train")] for run in runs)
+    assert first != second
+
+
 def test_the_ablation_begins_from_one_trained_drafter(tmp_path, target_path):
     options = ["--model", str(target_path), "--output-path", str(tmp_path), *OPTIONS, "--no-cache"]
     Run(parse(["data", *options])).data()

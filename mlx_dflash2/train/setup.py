@@ -90,10 +90,11 @@ class Setup:
         """The prompts of ``train`` or ``held_out``."""
         args = self.args
         if split == "train":
-            file, count = args.prompts, args.num_prompts
+            file, count, seed = args.prompts, args.num_prompts, args.seed
         else:
-            file, count = args.eval_prompts, args.num_eval_prompts
-        return prompts.read(file) if file else prompts.built_in(split, args.seed, count)
+            # The same for all runs: figures of drafters from different seeds are compared.
+            file, count, seed = args.eval_prompts, args.num_eval_prompts, 0
+        return prompts.read(file) if file else prompts.built_in(split, seed, count)
 
     def own_rows(self) -> list[prompts.PromptRow]:
         """The prompts that the target writes itself, if it is to."""
