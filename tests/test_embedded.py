@@ -338,5 +338,7 @@ def test_drafter_folder_fits_the_target(folder):
     assert config["vocab_size"] == target["vocab_size"]
     assert config["num_target_layers"] == target["num_hidden_layers"]
     weights = mx.load(str(drafter / "model.safetensors"))
-    assert weights["fc.weight"].shape == (576, 576)
+    packed, taps = weights["fc.weight"].shape, config["dflash_config"]["target_layer_ids"]
+    assert packed[0] == target["hidden_size"]
+    assert packed[1] * 32 == len(taps) * target["hidden_size"] * config["quantization"]["bits"]
     assert (drafter / "README.md").is_file()
