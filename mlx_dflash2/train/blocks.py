@@ -8,7 +8,10 @@ from ..drafter import Drafter
 
 
 class Masks(NamedTuple):
-    """What a block's rows see: context keys [N, A, L or 1, S], and own rows [L, L] or all."""
+    """What is added to scores, 0 where a block's row sees a key and minus infinity elsewhere.
+
+    ``context`` [N, A, L or 1, S], and ``block`` [L, L], or ``None`` where it sees all own rows.
+    """
 
     context: mx.array
     block: mx.array | None
@@ -34,15 +37,20 @@ class BlockLayer:
         q = (queries * scale).reshape(N, A, n_kv, rep * L, D).transpose(0, 2, 1, 3, 4)
         k, v = (x.reshape(N, A, n_kv, L, D).transpose(0, 2, 1, 3, 4) for x in (keys, values))
         context = q.reshape(N, n_kv, -1, D) @ self.keys.swapaxes(-1, -2)
-        context = context.reshape(N, n_kv, A, rep, L, S)
-        context = mx.where(mask.context[:, None, :, None], context, -mx.inf)
-        block = (q @ k.swapaxes(-1, -2)).reshape(N, n_kv, A, rep, L, L)
+        context = context.reshape(N, n_kv, A, rep, L, S).astype(mx.float32)
+        context = context + mask.context[:, None, :, None]
+        block = (q @ k.swapaxes(-1, -2)).reshape(N, n_kv, A, rep, L, L).astype(mx.float32)
         if mask.block is not None:
-            block = mx.where(mask.block, block, -mx.inf)
-        weights = mx.softmax(mx.concatenate([context, block], axis=-1), axis=-1, precise=True)
-        context, block = mx.split(weights, [S], axis=-1)
+            block = block + mask.block
+        # One softmax over both, which are never joined: they are most of a step's memory.
+        most = mx.maximum(context.max(-1, keepdims=True), block.max(-1, keepdims=True))
+        most = mx.stop_gradient(most)
+        context, block = mx.exp(context - most), mx.exp(block - most)
+        total = context.sum(-1, keepdims=True) + block.sum(-1, keepdims=True)
+        context, block = (x.astype(q.dtype) for x in (context, block))
         out = context.reshape(N, n_kv, -1, S) @ self.values
         out = out.reshape(N, n_kv, A, rep * L, D) + block.reshape(N, n_kv, A, rep * L, L) @ v
+        out = out / total.reshape(N, n_kv, A, rep * L, 1).astype(q.dtype)
         out = out.reshape(N, n_kv, A, rep, L, D).transpose(0, 2, 1, 3, 4, 5)
         return out.reshape(blocks, heads, L, D)
 
@@ -78,7 +86,12 @@ class BlockContext:
         visible = keys < anchors
         if window is not None:
             visible = visible & (anchors + rows[:, None] - keys < window)
-        return Masks(visible, rows[None] <= rows[:, None] if causal else None)
+        own = _bias(rows[None] <= rows[:, None]) if causal else None
+        return Masks(_bias(visible), own)
+
+
+def _bias(visible: mx.array) -> mx.array:
+    return mx.where(visible, 0.0, -mx.inf)
 
 
 def run_blocks(
