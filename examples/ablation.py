@@ -17,11 +17,12 @@ folder = Path(sys.argv[1])
 options = (
     f"--data {folder / 'data'} --taps {folder / 'taps'} --dequantize --labels soft --factored "
     "--block-size 8 --target-layer-ids 1 10 19 28 --mask-token-id 4 --selector-rank 128 "
-    "--rope-theta 10000 --vocab-sample 4096 --batch-size 4 --anchors 48 --iters 200 "
-    "--learning-rate 8e-4"
+    "--rope-theta 10000 --vocab-sample 4096 --batch-size 6 --anchors 48 --train-block-size 5 "
+    "--gamma 2 --learning-rate 8e-4 --average 0.98 --iters 400"
 ).split()
+start = "--iters 260 --min-learning-rate 4e-4".split()
 
-drafters = ablation.train(folder / "ablation", options, layers=2)
+drafters = ablation.train(folder / "ablation", options, layers=2, start=start)
 run = Run(parse([*options, "--output-path", str(folder / "ablation")]))
 prompts = built_in("held_out", seed=0, count=110)
 held_out = generate(
