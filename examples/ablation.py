@@ -13,6 +13,8 @@ from mlx_dflash2.train.data import generate
 from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.run import Run
 
+if len(sys.argv) != 2:
+    sys.exit("usage: python examples/ablation.py FOLDER")
 folder = Path(sys.argv[1])
 options = (
     f"--data {folder / 'data'} --taps {folder / 'taps'} --dequantize --labels soft --factored "
