@@ -62,6 +62,13 @@ def test_a_config_s_value_is_as_the_command_line_s(text, field, value, tmp_path)
     ("iters: .inf", r"`iters` in .*run\.yaml is inf but has to be an integer\."),
     ("only: 3", r"`only` in .*run\.yaml is 3 but has to be text\."),
     ("data: 3", r"`data` in .*run\.yaml is 3 but has to be text\."),
+    ("iters: true", r"`iters` in .*run\.yaml is True but has to be an integer\."),
+    ("iters:", r"`iters` in .*run\.yaml is None but has to be an integer\."),
+    ("top_p: null", r"`top_p` in .*run\.yaml is None but has to be a number\."),
+    ("loss: null", r"`loss` in .*run\.yaml is None but has to be one of ce, .*\."),
+    ("eval_temp: null", r"`eval_temp` in .*run\.yaml is None but has to be a number\."),
+    ("causal: null", r"`causal` in .*run\.yaml is None but has to be true or false\."),
+    ("output_path: null", r"`output_path` in .*run\.yaml is None but has to be text\."),
     ("stage: train", r"`stage` is 'train' but has to be one of data, .*\."),
 ])  # fmt: skip
 def test_configs_are_refused_in_one_line(text, message, tmp_path):
@@ -69,6 +76,15 @@ def test_configs_are_refused_in_one_line(text, message, tmp_path):
     config.write_text(text)
     with pytest.raises(ValueError, match=rf"^{message}$"):
         parse(["--config", str(config)])
+
+
+def test_what_was_given_is_known_even_if_it_is_the_default(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("loss: ce\ngamma: null\n")
+    assert parse(["fit", "-c", str(config), "--iters", "1000", "--causal"]).given == {
+        "config", "loss", "iters", "causal"
+    }  # fmt: skip
+    assert parse([]).given == set()
 
 
 def test_a_missing_config_and_an_unknown_stage_are_refused_in_one_line(tmp_path):

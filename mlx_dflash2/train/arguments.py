@@ -255,16 +255,27 @@ def _add_eval_arguments(parser: argparse.ArgumentParser):
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Options of the command line over those of a config file over the defaults.
 
+    Returns:
+        Namespace: All options, and in ``given`` the names of those that are no defaults' but were
+        given, be it with the default's value.
+
     Raises:
         FileNotFoundError: if there is no such config file.
         ValueError: naming the field of it, or the stage, that is not known.
     """
     parser = setup_arg_parser()
-    args = parser.parse_args(argv)
+    args, found = parser.parse_args(argv), {}
     if args.config is not None:
         options = {action.dest: action for action in parser._actions if action.dest in args}
-        parser.set_defaults(**read_options(Path(args.config), options))
+        found = read_options(Path(args.config), options)
+        parser.set_defaults(**found)
         args = parser.parse_args(argv)
+    # Defaults are only filled in where there is nothing.
+    unset = object()
+    marks = parser.parse_args(argv, argparse.Namespace(**dict.fromkeys(vars(args), unset)))
+    named = {name for name, value in vars(marks).items() if value is not unset}
+    named |= {name for name, value in found.items() if value is not None}
+    args.given = frozenset(named - {"stage"})
     unknown = [stage for stage in args.stage if stage not in STAGES]
     if unknown:
         raise ValueError(f"`stage` is {unknown[0]!r} but has to be one of {', '.join(STAGES)}.")

@@ -36,7 +36,7 @@ def read_options(path: Path, options: dict[str, argparse.Action]) -> dict[str, A
 
 def _from_config(option: argparse.Action, value: Any, path: Path) -> Any:
     """An option's value as the command line would give it: argparse checks no defaults."""
-    if value is None:
+    if value is None and option.default is None:
         return None
     if option.nargs in ("+", "*"):
         several = value if isinstance(value, list) else [value]
@@ -52,8 +52,8 @@ def _one(option: argparse.Action, value: Any, path: Path) -> Any:
         try:
             # YAML takes 1e-3 for text.
             number = option.type(value)
-            right = isinstance(value, str) or number == value
-            value = number
+            right = isinstance(value, str) or (number == value and not isinstance(value, bool))
+            value = number if right else value
         except (TypeError, ValueError, OverflowError):
             right = False
     else:
@@ -63,8 +63,9 @@ def _one(option: argparse.Action, value: Any, path: Path) -> Any:
         if option.type is parts and isinstance(value, list):
             value = ",".join(map(str, value))
         wanted, right = "text", isinstance(value, str)
-    if right and option.choices is not None:
-        wanted, right = f"one of {', '.join(map(str, option.choices))}", value in option.choices
+    if option.choices is not None:
+        wanted = f"one of {', '.join(map(str, option.choices))}"
+        right = right and value in option.choices
     if not right:
         raise ValueError(f"`{option.dest}` in {path} is {value!r} but has to be {wanted}.")
     return value

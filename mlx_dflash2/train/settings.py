@@ -10,9 +10,9 @@ from .records import refuse_difference
 
 # They do not change what is computed, or what they change is recorded by itself.
 _FREE = {
-    "stage", "config", "output_path", "time_limit", "save_every", "steps_per_report", "no_cache",
-    "taps", "eval_prompts", "num_eval_prompts", "eval_max_tokens", "eval_temp", "eval_stride",
-    "bits", "data_batch_size", "grad_checkpoint", "thinking",
+    "stage", "config", "given", "output_path", "time_limit", "save_every", "steps_per_report",
+    "no_cache", "taps", "eval_prompts", "num_eval_prompts", "eval_max_tokens", "eval_temp",
+    "eval_stride", "bits", "data_batch_size", "grad_checkpoint", "thinking",
 }  # fmt: skip
 ADVICE = "give another --output-path or the first value"
 
@@ -35,9 +35,9 @@ def as_trained(args: Namespace, settings: dict[str, Any], source: Path) -> Names
             both.
     """
     refuse_missing(args, settings, source)
-    given, defaults = deciding(args), deciding(parse([]))
-    stored = {name: value for name, value in settings.items() if name in given}
-    explicit = {n: given[n] for n in stored if given[n] != defaults[n]}
+    wanted = deciding(args)
+    stored = {name: value for name, value in settings.items() if name in wanted}
+    explicit = {name: wanted[name] for name in stored if name in args.given}
     refuse_difference(source, stored, explicit, ADVICE)
     return Namespace(**vars(args) | stored)
 
@@ -45,12 +45,13 @@ def as_trained(args: Namespace, settings: dict[str, Any], source: Path) -> Names
 def refuse_missing(args: Namespace, settings: dict[str, Any], source: Path):
     """Refuse a checkpoint that does not say how it was made: a default may have changed since.
 
+    A flag's cannot: a checkpoint from before there was the flag was made without it.
+
     Raises:
         ValueError: naming an option that the checkpoint lacks and that was not given either.
     """
-    defaults = deciding(parse([]))
     for name, value in deciding(args).items():
-        if name not in settings and value == defaults[name]:
+        if name not in settings and name not in args.given and value is not False:
             raise ValueError(f"{source} does not say its `{name}`; give the one that it had.")
 
 
