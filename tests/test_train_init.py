@@ -1,6 +1,7 @@
 """Where training begins: a target, another drafter, or nothing."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,17 +14,12 @@ from tiny import make_drafter as make_tiny_drafter
 from mlx_dflash2.drafter import Drafter
 from mlx_dflash2.drafter_args import DrafterArgs
 from mlx_dflash2.targets import bind
+from mlx_dflash2.train.blocks import run_blocks
 from mlx_dflash2.train.codebooks import FactoredCodebook, factor, unfactored
 from mlx_dflash2.train.extend import extended_args
-from mlx_dflash2.train.init import (
-    Shape,
-    factor_codebooks,
-    freeze_but,
-    from_drafter,
-    from_target_layers,
-    new_args,
-    new_drafter,
-)
+from mlx_dflash2.train.from_target import from_target_layers
+from mlx_dflash2.train.init import factor_codebooks, freeze_but, from_drafter, new_drafter
+from mlx_dflash2.train.shape import Shape, new_args
 
 SHAPE = Shape(num_layers=2, block_size=6, target_layer_ids=[0, 1, 3], selector_rank=8)
 
@@ -105,7 +101,17 @@ def test_an_added_layer_can_be_trained(target):
     new = from_drafter(old, extended_args(old.args, dict(num_layers=3)), mx.random.key(0))
     layer = new.layers[2]
     assert not layer.self_attn.o_proj.weight.any() and not layer.mlp.down_proj.weight.any()
-    assert layer.self_attn.q_proj.weight.any() and layer.mlp.gate_proj.weight.any()
+    tokens, anchors = mx.arange(12)[None], mx.array([[5]])
+    taps = target.forward(tokens, target.make_cache(), new.target_layer_ids).taps
+
+    def loss(weights) -> mx.array:
+        new.update(weights)
+        return run_blocks(new, target, tokens, taps, anchors).square().sum()
+
+    new.train()
+    gradients = mx.grad(loss)(new.trainable_parameters())["layers"][2]
+    assert gradients["self_attn"]["o_proj"]["weight"].any()
+    assert gradients["mlp"]["down_proj"]["weight"].any()
 
 
 @pytest.mark.parametrize("chosen, message", [
@@ -173,9 +179,45 @@ def test_norms_of_another_role_are_not_copied(kind):
 def test_plain_pre_norms_are_copied(kind):
     target = bind(make_model(kind))
     drafter = new_drafter(new_args(SHAPE, target, CONFIGS[kind]), mx.random.key(0))
-    from_target_layers(drafter, target)
+    assert from_target_layers(drafter, target) == []
     for new, old in zip(drafter.layers, target.layers[-2:], strict=True):
         assert mx.array_equal(new.input_layernorm.weight, old.input_layernorm.weight)
+
+
+@pytest.mark.parametrize("kind, changes", [
+    ("ernie4_5", {}), ("llama", dict(rope_traditional=True))
+])  # fmt: skip
+def test_matrices_for_other_rotations_are_not_copied(kind, changes, monkeypatch):
+    """Their shapes are right; the drafter would turn the wrong channels against each other."""
+    monkeypatch.setitem(CONFIGS, kind, CONFIGS[kind] | changes)
+    target = bind(make_model(kind))
+    drafter = new_drafter(new_args(SHAPE, target, CONFIGS[kind]), mx.random.key(0))
+    with pytest.raises(ValueError, match=r"^`init` from the target .* rotates [^\n]*random\.$"):
+        from_target_layers(drafter, target)
+
+
+@pytest.mark.parametrize("bits", [None, 4])
+def test_what_a_drafter_has_no_place_for_is_told(bits):
+    target = bind(make_model("qwen2", bits=bits))
+    # Of this family's own: heads share the hidden size.
+    config = CONFIGS["qwen2"] | dict(head_dim=None)
+    drafter = new_drafter(new_args(SHAPE, target, config), mx.random.key(0))
+    biases = [f"self_attn.{name}_proj.bias" for name in "kqv"]
+    assert from_target_layers(drafter, target) == biases
+
+
+def test_what_a_target_does_not_say_is_asked_for(target):
+    bare = SimpleNamespace(shape=target.shape, language_model=SimpleNamespace(args=NoArgs()))
+    config = CONFIGS[DENSE] | dict(rope_theta=None)
+    with pytest.raises(ValueError, match=r"^`rope_theta` is not in .*; give --rope-theta\.$"):
+        new_args(SHAPE, bare, config)
+    assert new_args(replace(SHAPE, rope_theta=5e5), bare, config).intermediate_size == 96
+    with pytest.raises(ValueError, match=r"^`intermediate_size` is not .*; give --intermediate"):
+        new_args(SHAPE, bare, config | dict(intermediate_size=None))
+
+
+class NoArgs:
+    """A model's args that say nothing."""
 
 
 def test_a_drafter_s_generation_is_that_of_its_parts():

@@ -267,7 +267,9 @@ def test_a_sample_has_to_be_of_the_others(negatives):
 
 
 def test_there_are_as_many_frequent_ids_as_candidates():
-    with pytest.raises(ValueError, match=r"^There are 7 frequent ids but `selector_top_k` is 8.*$"):
+    with pytest.raises(
+        ValueError, match=r"^`vocab_sample` is 7 but has to be from `selector_top_k`, 8, to 511.*$"
+    ):
         SampledVocabulary(bind(make_model(DENSE)), ARGS, np.arange(7), 60)
 
 

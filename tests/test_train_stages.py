@@ -4,16 +4,17 @@ import json
 import sys
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from saved_models import save_drafter, save_target
-from tiny import CONFIGS, DENSE
+from tiny import CONFIGS, DENSE, make_model
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.train import checkpoints
 from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.command import main
-from mlx_dflash2.train.corpus import Corpus, write_shard
+from mlx_dflash2.train.corpus import Corpus, Text, write_shard
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.settings import as_trained, deciding
 
@@ -76,6 +77,60 @@ def test_an_option_that_is_another_one_is_refused(stage, make_run):
             ValueError, match=rf"^`{name}` is {value} but .* was made with {first};"
         ):
             make_run(option, value, given=[stage]).run()
+
+
+def test_an_option_that_is_the_default_is_refused_where_it_was_another_one(make_run):
+    make_run("--loss", "kl").fit()
+    with pytest.raises(ValueError, match=r"^`loss` is 'ce' but .* was made with 'kl';"):
+        make_run("--loss", "ce", given=["export"]).run()
+
+
+def test_a_checkpoint_from_before_an_option_goes_on_with_its_default_said(make_run):
+    make_run().fit()
+    saved = checkpoints.load(make_run().checkpoint)
+    del saved.settings["own_prompts"], saved.settings["detach_selector"]
+    checkpoints.save(make_run().folder / "checkpoints", 6, saved.trees, saved.settings)
+    with pytest.raises(ValueError, match=r"^.* does not say its `own_prompts`; [^\n]*$"):
+        make_run().restored()
+    assert make_run("--own-prompts", 0).restored().done == 6
+    make_run("--own-prompts", 0, given=["export"]).run()
+
+
+def test_a_frozen_part_that_has_changed_is_refused(make_run, tmp_path):
+    drafter = tmp_path / "drafter"
+    options = ["--draft-model", drafter, "--only", "conv", "--no-cache"]
+
+    def run(stage: str) -> Run:
+        return make_run(*options, given=[stage, "--iters", 2, "--batch-size", 2])
+
+    save_drafter(drafter)
+    run("fit").run()
+    run("export").run()
+    weights = mx.load(str(drafter / "model.safetensors"))
+    weights["layers.0.mlp.up_proj.weight"] *= 2
+    mx.eval(weights)
+    mx.save_safetensors(str(drafter / "model.safetensors"), weights)
+    message = r"^The weights that are not trained are no longer [^\n]*$"
+    for refused in (run("fit").restored, run("export").trained):
+        with pytest.raises(ValueError, match=message):
+            refused()
+
+
+def test_texts_of_another_model_are_refused(make_run, tmp_path):
+    write_shard(tmp_path / "texts.npz", [Text(np.array([1, 512, 7]), 1)])
+    with pytest.raises(ValueError, match=r"^The texts of .* have an id 512 but .* embeds 512: "):
+        make_run("--data", tmp_path / "texts.npz").run()
+
+
+def test_unpacked_weights_are_in_float32(tmp_path):
+    path = save_target(tmp_path / "packed")
+    packed = make_model(DENSE, dtype=mx.bfloat16, bits=4)
+    mx.save_safetensors(str(path / "model.safetensors"), dict(tree_flatten(packed.parameters())))
+    config = json.loads((path / "config.json").read_text())
+    config["quantization"] = {"group_size": 32, "bits": 4}
+    (path / "config.json").write_text(json.dumps(config))
+    model, _ = Run(parse(["--model", str(path), "--dequantize"])).loaded
+    assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
 
 
 def test_a_checkpoint_of_other_shapes_is_refused(make_run):
@@ -190,8 +245,9 @@ def test_a_run_does_not_go_on_with_other_texts(make_run, data, tmp_path):
     write_shard(other / "shard-00000.npz", texts)
     run = make_run()
     run.args.data = str(other)
-    settings = run.settings()
-    assert settings["corpus"] != make_run().settings()["corpus"]
+    trainer = run.trainer()
+    settings = run.settings(trainer)
+    assert settings["corpus"] != make_run().settings(trainer)["corpus"]
     assert settings["tap_dtype"] == "float32"
     with pytest.raises(ValueError, match=r"^`data` is .* was made with .*$"):
         run.restored()
@@ -237,6 +293,11 @@ def test_texts_still_to_be_written_are_noted(make_run, data, tmp_path, capsys):
     (["--selector-rank", "0"], r".*`(dflash_config\.)?selector_rank`.*"),
     (["--mask-token-id", "512"], r".*`mask_token_id` is 512 .*"),
     (["--num-layers", "5"], r"`init` from the target needs it to have 5 layers .*; use random\."),
+    (["--only", "head"], r"`only` has to name some of .*"),
+    (["--only", "conv", "--conv-kernel-size", "0"], r"The drafter has no conv to train\."),
+    (["--vocab-sample", "7"], r"`vocab_sample` is 7 but has to be from `selector_top_k`, .*"),
+    (["--vocab-sample", "512"], r"`vocab_sample` is 512 but has to be .* to 511: .*"),
+    (["--vocab-sample", "500"], r"`negatives` is 512 but has to be from 1 to 12, .*"),
     (["--thinking", "on", "--model", "raw"], r"`thinking` is 'on' but .*"),
 ])  # fmt: skip
 def test_what_cannot_work_is_refused_before_the_first_stage(
@@ -311,6 +372,7 @@ def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, target
         ({"rope_theta": None, "rope_scaling": {"rope_theta": 2e5}}, 2e5),
         ({"rope_theta": None, "text_config": {"rope_theta": 4e5}}, 4e5),
         ({"rope_theta": None, "rope_parameters": {"full_attention": {"rope_theta": 6e5}}}, 6e5),
+        # As mlx-lm computes with it.
         ({"rope_theta": None}, 1e4),
     ):
         run = make_run(given=["fit", *OPTIONS])
@@ -323,5 +385,4 @@ def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, target
         assert run.drafter_args().rope_parameters[0]["rope_theta"] == theta
     del text["intermediate_size"]
     (config / "config.json").write_text(json.dumps(text))
-    with pytest.raises(ValueError, match=r"^`intermediate_size` is not in .*; give --intermediate"):
-        run.drafter_args()
+    assert run.drafter_args().intermediate_size == 96

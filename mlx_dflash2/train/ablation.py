@@ -19,8 +19,8 @@ from .evaluate import acceptance, decode, interval
 from .run import Run
 from .taps import CachedTaps, write_taps
 
-# The selector learns beside the others, not through them: one run gives a drafter with it and
-# the same drafter without it.
+# The selector's loss reaches no other weights, but for the norm that all gradients are clipped by:
+# one run gives a drafter with it and the same drafter without it.
 _RUNS = {
     "plain": ["--conv-kernel-size", "0", "--detach-selector"],
     "convolution": ["--detach-selector"],

@@ -81,6 +81,23 @@ def refuse_shapes(saved: Saved, weights: Any):
         )
 
 
+def refuse_frozen(saved: Saved, frozen: list[int]):
+    """Refuse a checkpoint whose drafter had other weights where it is not trained.
+
+    Args:
+        saved (Saved): The checkpoint.
+        frozen (list of int): The digest of the drafter's weights that are not trained.
+
+    Raises:
+        ValueError: saying so; a checkpoint that has no such digest is let pass.
+    """
+    if saved.settings.get("frozen", frozen) != frozen:
+        raise ValueError(
+            "The weights that are not trained are no longer those that this run began with; give "
+            "`draft_model` as it was then, or another `output_path`."
+        )
+
+
 def files(folder: str | Path) -> list[Path]:
     """The checkpoints of a folder, the latest last."""
     return sorted(Path(folder).glob("step-*.safetensors"))

@@ -49,6 +49,7 @@ class Corpus(Sequence):
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> Text:
+        index = range(len(self))[index]
         start, length = self.starts[index], self.lengths[index]
         tokens = self.tokens[start : start + length]
         return Text(tokens, int(self.prompt_lengths[index]), str(self.kinds[index]))

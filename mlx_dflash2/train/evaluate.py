@@ -47,7 +47,6 @@ def decode(
     max_tokens: int,
     temp: float = 0.0,
     seed: int = 0,
-    block_size: int | None = None,
 ) -> list[Decoded]:
     """Answer prompts through the ordinary decoding loop.
 
@@ -59,7 +58,6 @@ def decode(
         max_tokens (int): The most tokens of an answer.
         temp (float): 0 decodes greedily. Default: ``0.0``.
         seed (int): Of the draws above temperature 0, with the prompt's number. Default: ``0``.
-        block_size (int, optional): Rows of a block. Default: ``None``, as trained.
     """
     answers = []
     for number, prompt in enumerate(tqdm(prompts, desc=f"decoding at temperature {temp:g}")):
@@ -72,7 +70,6 @@ def decode(
             max_tokens=max_tokens,
             sampler=sampler,
             seed=seed + number if temp > 0 else None,
-            block_size=block_size,
             stats=stats,
         )
         with closing(steps):

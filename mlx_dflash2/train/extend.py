@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..drafter_args import DrafterArgs
-from .init import Shape
+from .shape import Shape
 
 _PARTS = (
     ("has_conv", ("conv_kernel_size", "conv_group_size")),

@@ -5,6 +5,7 @@ import mlx.core as mx
 from ..benchmark.data import encode
 from ..console import note
 from ..drafter import Drafter
+from ..drafter_args import DrafterArgs
 from ..export import config_of
 from ..load import load_drafter
 from ..pair import check_fit
@@ -15,15 +16,17 @@ from .codebooks import unfactored
 from .corpus import Corpus
 from .data import generate, missing_texts
 from .evaluate import evaluate
-from .init import from_target_layers, new_drafter
+from .from_target import from_target_layers
+from .init import freeze_but, frozen_parameters, new_drafter
 from .own_prompts import opening
-from .processes import wait
+from .processes import digest, wait
 from .recipe import objective_of
 from .records import refuse_difference, write_record
 from .settings import ADVICE, refuse_missing
 from .setup import Setup
 from .taps import bytes_needed, write_taps
 from .trainer import Trainer, count_parameters, fit
+from .vocabulary import refuse_sample
 
 # Stages that all processes take part in; of the others one result is enough.
 _SHARED = ("taps", "fit")
@@ -80,8 +83,17 @@ class Run(Setup):
         if "export" in stages:
             config_of(wanted)
         objective_of(args, wanted.block_size)
-        if "fit" in stages and args.init == "target" and args.draft_model is None:
-            from_target_layers(new_drafter(wanted, mx.random.key(0)), self.target)
+        if "fit" in stages:
+            self._check_fit(wanted)
+
+    def _check_fit(self, wanted: DrafterArgs):
+        args, empty = self.args, new_drafter(wanted, mx.random.key(0))
+        if args.init == "target" and args.draft_model is None:
+            from_target_layers(empty, self.target)
+        if args.only:
+            freeze_but(empty, args.only)
+        if args.vocab_sample:
+            refuse_sample(self.target, wanted, args.vocab_sample, args.negatives)
 
     def data(self):
         """Have the target answer prompts."""
@@ -130,8 +142,9 @@ class Run(Setup):
         """
         trainer, file = self.trainer(), self.checkpoint
         if file is not None:
-            saved, settings = checkpoints.load(file), self.settings()
+            saved, settings = checkpoints.load(file), self.settings(trainer)
             refuse_missing(self.args, saved.settings, file)
+            checkpoints.refuse_frozen(saved, trainer.frozen)
             wanted = {name: settings.get(name) for name in saved.settings}
             refuse_difference(file, saved.settings, wanted, ADVICE)
             trainer.restore(saved)
@@ -148,7 +161,7 @@ class Run(Setup):
         done = fit(
             trainer,
             self.folder,
-            self.settings(),
+            self.settings(trainer),
             steps_per_report=args.steps_per_report,
             save_every=args.save_every,
             stop_after=None if args.time_limit is None else 60 * args.time_limit,
@@ -168,6 +181,7 @@ class Run(Setup):
         """
         saved, drafter = self.saved(), self.drafter()
         checkpoints.refuse_shapes(saved, drafter.trainable_parameters())
+        checkpoints.refuse_frozen(saved, digest(frozen_parameters(drafter)))
         drafter.unfreeze()
         drafter.update(saved.trees.get("average", saved.trees["weights"]))
         if drafter.args.has_selector:

@@ -22,18 +22,12 @@ from . import checkpoints, prompts
 from .batches import Batches
 from .corpus import Corpus
 from .extend import extended_args
-from .init import (
-    Shape,
-    factor_codebooks,
-    freeze_but,
-    from_drafter,
-    from_target_layers,
-    new_args,
-    new_drafter,
-)
+from .from_target import from_target_layers
+from .init import factor_codebooks, freeze_but, from_drafter, new_drafter
 from .own_prompts import own_prompts
 from .recipe import objective_of, schedule_of, vocabulary_of
 from .settings import as_trained, deciding
+from .shape import Shape, new_args
 from .taps import CachedTaps, ComputedTaps, TapSource
 from .trainer import Trainer
 
@@ -68,6 +62,8 @@ class Setup:
             model, tokenizer = load(self.name)
             if self.args.dequantize:
                 model = dequantize_model(model)
+                # Unpacked numbers have the scales' dtype, as a rule one of 16 bits.
+                model.set_dtype(mx.float32)
             model.freeze()
             self._loaded = model, tokenizer
         return self._loaded
@@ -83,8 +79,20 @@ class Setup:
         return Path(self.args.data) if self.args.data else self.folder / "data"
 
     def corpus(self) -> Corpus:
-        """The texts to train on."""
-        return Corpus(self.data_folder)
+        """The texts to train on.
+
+        Raises:
+            FileNotFoundError: if there are none.
+            ValueError: naming a shard that is none, or if the texts are not this target's.
+        """
+        corpus, ids = Corpus(self.data_folder), self.target.vocab_size
+        highest = corpus.tokens.max(initial=0)
+        if highest >= ids:
+            raise ValueError(
+                f"The texts of {self.data_folder} have an id {highest} but the target embeds "
+                f"{ids}: they are another model's."
+            )
+        return corpus
 
     def rows(self, split: str) -> list[prompts.PromptRow]:
         """The prompts of ``train`` or ``held_out``."""
@@ -154,7 +162,10 @@ class Setup:
         if args.draft_model is None:
             drafter, known = new_drafter(wanted, key), False
             if args.init == "target":
-                from_target_layers(drafter, self.target)
+                left_out = from_target_layers(drafter, self.target)
+                if left_out and tell:
+                    names = ", ".join(left_out)
+                    self.note(f"fit: a drafter has no {names}; the target's are left out.")
         else:
             old = load_drafter(args.draft_model, dtype=mx.float32)
             drafter, known = from_drafter(old, wanted, key), old.args.has_selector
@@ -184,14 +195,15 @@ class Setup:
         objective = objective_of(args, drafter.block_size)
         return Trainer(drafter, target, vocabulary, batches, objective, schedule_of(args))
 
-    def settings(self) -> dict[str, Any]:
-        """What decides what is computed, as JSON keeps it."""
+    def settings(self, trainer: Trainer) -> dict[str, Any]:
+        """What decides what a trainer computes, as JSON keeps it."""
         dtype = mx.bfloat16
         if self.args.no_cache:
             dtype = self.target.embed(mx.array([0])).dtype
         return deciding(self.args) | {
             "processes": self.group.size(),
             "corpus": self.corpus().digest,
+            "frozen": trainer.frozen,
             "tap_dtype": str(dtype).rpartition(".")[2],
         }
 

@@ -187,7 +187,11 @@ def _read_about(file: Path) -> dict[str, Any]:
 def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, bar: tqdm):
     corpus = source.corpus
     texts = range(number * TEXTS_PER_FILE, min(len(corpus), (number + 1) * TEXTS_PER_FILE))
-    rows: dict[int, np.ndarray] = {}
+    partial = file.with_suffix(".partial")
+    rows = int(corpus.lengths[texts[0] : texts[-1] + 1].sum())
+    width = source.target.shape.hidden_size * (len(source.layers) + source.final)
+    # A batch at a time: a file's rows need not fit into memory.
+    written = np.memmap(partial, np.uint16, "w+", shape=(rows, width))
     by_length = sorted(texts, key=lambda text: corpus.lengths[text])
     for start in range(0, len(by_length), batch_size):
         batch = by_length[start : start + batch_size]
@@ -195,10 +199,10 @@ def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, 
         parts = [part for part in shown if part is not None]
         joined = mx.concatenate(parts, axis=-1).astype(mx.bfloat16).view(mx.uint16)
         for text, row in zip(batch, np.array(joined), strict=True):
-            rows[text] = row[: corpus.lengths[text]]
-            bar.update(int(corpus.lengths[text]))
-    partial = file.with_suffix(".partial")
-    np.concatenate([rows[text] for text in texts]).tofile(partial)
+            first, length = corpus.starts[text] - corpus.starts[texts[0]], corpus.lengths[text]
+            written[first : first + length] = row[:length]
+            bar.update(int(length))
+    written.flush()
     partial.rename(file)
 
 

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from ..drafter import Drafter
 from . import checkpoints
 from .batches import Batches
+from .init import frozen_parameters
 from .objective import Objective
-from .processes import any_of, refuse_disagreement
+from .processes import any_of, digest, refuse_disagreement
 from .report import Report, append, drop_lines
 from .vocabulary import FullVocabulary, SampledVocabulary
 
@@ -96,6 +97,7 @@ class Trainer:
         self.optimizer.init(self.weights)
         self.moments = self.optimizer.state
         self.average = self.weights if schedule.average else None
+        self.frozen = digest(frozen_parameters(drafter))
         self.done = 0
         self.dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16}[schedule.dtype]
         # What is frozen, too: one matrix in float32 makes all that follows it float32.
@@ -210,7 +212,7 @@ def fit(
     folder = Path(folder)
     saved_at = -1
     main = trainer.group.rank() == 0
-    refuse_disagreement(trainer.done, trainer.weights, trainer.group)
+    refuse_disagreement(trainer.done, (trainer.weights, mx.array(trainer.frozen)), trainer.group)
 
     def save():
         nonlocal saved_at

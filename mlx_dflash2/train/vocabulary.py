@@ -90,23 +90,14 @@ class SampledVocabulary:
         negatives (int): Size of the sample, at most the ids that are not frequent.
 
     Raises:
-        ValueError: if there are fewer frequent ids than candidates, or not enough others.
+        ValueError: as :func:`refuse_sample`.
     """
 
     def __init__(self, target: Any, args: DrafterArgs, frequent: np.ndarray, negatives: int):
         self.target, self.args = target, args
+        refuse_sample(target, args, len(frequent), negatives)
         vocab_size = FullVocabulary(target, args).vocab_size
         others = np.setdiff1d(np.arange(vocab_size), frequent)
-        if not 0 < negatives <= len(others):
-            raise ValueError(
-                f"`negatives` is {negatives} but has to be from 1 to {len(others)}, the ids that "
-                "are not frequent."
-            )
-        if len(frequent) < args.selector_top_k:
-            raise ValueError(
-                f"There are {len(frequent)} frequent ids but `selector_top_k` is "
-                f"{args.selector_top_k}; raise `vocab_sample`."
-            )
         self.negatives, self.vocab_size = negatives, vocab_size
         self.frequent, self.others = mx.array(frequent), mx.array(others)
         self.rows = target.head_rows(self.frequent).astype(mx.float32)
@@ -154,6 +145,27 @@ class SampledVocabulary:
             _, wanted = joined(final, self.target.transform)
         label = mx.where(own, self.size - 1, column)
         return Scores(draft, wanted, label, unary, self.frequent)
+
+
+def refuse_sample(target: Any, args: DrafterArgs, frequent: int, negatives: int):
+    """Refuse so many frequent ids and negatives if they can be no :class:`SampledVocabulary`.
+
+    Raises:
+        ValueError: if there are fewer frequent ids than candidates or not enough others, or if the
+            target's head is more than one matrix.
+    """
+    size = FullVocabulary(target, args).vocab_size
+    if not args.selector_top_k <= frequent < size:
+        raise ValueError(
+            f"`vocab_sample` is {frequent} but has to be from `selector_top_k`, "
+            f"{args.selector_top_k}, to {size - 1}: fewer than the vocabulary's ids."
+        )
+    if not 0 < negatives <= size - frequent:
+        raise ValueError(
+            f"`negatives` is {negatives} but has to be from 1 to {size - frequent}, the ids that "
+            "are not frequent."
+        )
+    target.head_rows(mx.array([0]))
 
 
 def most_frequent(tokens: np.ndarray, count: int, vocab_size: int) -> np.ndarray:
