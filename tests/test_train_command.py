@@ -157,7 +157,10 @@ def test_the_ablation_compares_matched_drafters(tmp_path, target_path):
     assert found["DFlash + selector"]["parameters"] > found["DFlash"]["parameters"]
     assert set(found["DFlash"]["decoding"]) == {"0", "1"}
     lines = ablation.table(found).splitlines()
-    assert len(lines) == 4 and "+0.0%" in lines[2]
+    assert len(lines) == 4 and "+0.0% (+0.0% to +0.0%)" in lines[2]
+    plain, path = (found[name]["chain"] for name in pair)
+    assert path["gain"] == pytest.approx(path["path"] / plain["path"] - 1)
+    assert path["gain_interval"][0] <= path["gain"] <= path["gain_interval"][1]
     ablation.save(found, tmp_path / "results")
     assert json.loads((tmp_path / "results" / "ablation.json").read_text()) == found
     assert (tmp_path / "results" / "ablation.png").is_file()

@@ -13,7 +13,7 @@ from ..benchmark.plots import line_plot
 from ..drafter import Drafter
 from ..variants import parameters, without_selector
 from .arguments import parse
-from .chain import chain
+from .chain import Chain, chain
 from .corpus import Corpus
 from .evaluate import acceptance, decode, interval
 from .run import Run
@@ -104,7 +104,8 @@ def measure(
 
     Returns:
         dict: For each name ``parameters``; ``chain``, acceptance lengths by what chooses drafts,
-        with ``interval``, 5 % to 95 % of a bootstrap over prompts; ``decoding`` by temperature as
+        with ``interval``, 5 % to 95 % of a bootstrap over prompts, and ``gain`` over the first
+        drafter with ``gain_interval`` of the same kind; ``decoding`` by temperature as
         :func:`.evaluate.acceptance`; and ``round_ms``, milliseconds of a round at temperature 0.
     """
     model, tokenizer = run.loaded
@@ -118,12 +119,13 @@ def measure(
         Prompt(kind, "", tuple(tokens[:start].tolist()))
         for tokens, start, kind in (held_out[text] for text in texts)
     ]
-    found = {}
+    found, first = {}, None
     for name, drafter in drafters.items():
         counts = chain(drafter, run.target, held_out, source, range(len(held_out)))
+        first = counts if first is None else first
         result = {
             "parameters": sum(x.size for x in parameters(drafter).values()),
-            "chain": counts.lengths() | {"interval": interval(counts.tokens, counts.path)},
+            "chain": counts.lengths() | _spread(counts, first),
             "decoding": {},
         }
         for temp in (0.0, 1.0):
@@ -140,18 +142,28 @@ def measure(
     return found
 
 
+def _spread(counts: Chain, first: Chain) -> dict[str, Any]:
+    """Intervals over prompts: of the acceptance length, and of its gain for the same tokens."""
+    return {
+        "interval": interval(counts.tokens, counts.path),
+        "gain": float(first.path.sum() / counts.path.sum()) - 1,
+        "gain_interval": [ratio - 1 for ratio in interval(first.path, counts.path)],
+    }
+
+
 def table(found: dict[str, Any]) -> str:
     """The comparison as Markdown, gains against the first drafter."""
-    base = next(iter(found.values()))
     names = ["", "parameters", "T = 0", "gain", "oracle", "T = 0, decoded", "T = 1, decoded"]
     names.append("ms a round")
     lines = ["| " + " | ".join(names) + " |", "|" + "-|" * len(names)]
     for name, result in found.items():
-        counted, (low, high) = result["chain"]["path"], result["chain"]["interval"]
+        counted = result["chain"]
         cells = [name, f"{result['parameters'] / 1e6:.2f} M"]
-        cells.append(f"{counted:.3f} ({low:.2f}–{high:.2f})")
-        cells.append(f"{counted / base['chain']['path'] - 1:+.1%}")
-        cells.append(f"{result['chain']['oracle']:.2f}")
+        low, high = counted["interval"]
+        cells.append(f"{counted['path']:.3f} ({low:.2f}–{high:.2f})")
+        low, high = counted["gain_interval"]
+        cells.append(f"{counted['gain']:+.1%} ({low:+.1%} to {high:+.1%})")
+        cells.append(f"{counted['oracle']:.2f}")
         cells += [f"{result['decoding'][t]['acceptance_length']:.2f}" for t in ("0", "1")]
         cells.append(f"{result['round_ms']:.0f}")
         lines.append("| " + " | ".join(cells) + " |")
