@@ -223,6 +223,16 @@ def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]
     }
 
 
+def check_seed(seed: int | None):
+    """Refuse a seed that MLX's generator does not take.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if seed is not None and not 0 <= seed < 2**64:
+        raise ValueError(f"`seed` is {seed} but has to be from 0 to 2**64 - 1.")
+
+
 def check_generation(args: argparse.Namespace):
     """Refuse generation options that are out of range, before any weights are read.
 
@@ -232,6 +242,7 @@ def check_generation(args: argparse.Namespace):
     if args.max_tokens == 0:
         raise ValueError("`max_tokens` has to be non-zero (-1 for no limit).")
     check_budget(args.max_tokens, args.prefill_step_size)
+    check_seed(args.seed)
     make_sampler(**named(args, SAMPLING))
     KVQuantization(args.kv_bits, args.kv_group_size, args.quantized_kv_start).check(())
     StopStrings(args.stop)

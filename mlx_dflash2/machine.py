@@ -67,13 +67,13 @@ def os_name() -> str:
     return f"{platform.system()} {platform.release()}"
 
 
-def fingerprint(folder: Path) -> str:
-    """A short hash of a model folder: its config, and samples of every weight file.
+def fingerprint(folder: Path, config: str = "config.json") -> str:
+    """A short hash of a folder of weights: its config, and samples of every weight file.
 
     Reading all of a large model would take a minute; the header and evenly spaced samples of a
     safetensors file tell it from any other training or quantisation of the same shapes.
     """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256((folder / config).read_bytes())
     for file in weight_files(folder):
         size = file.stat().st_size
         digest.update(f"{file.name} {size}".encode())

@@ -6,17 +6,20 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx_lm
 import pytest
 from drafters import V1, write_drafter
-from tiny import DENSE, make_model, plain_tokens
+from tiny import DENSE, make_drafter, make_model, plain_tokens
 from tiny_pair import save_drafter, save_prompts, save_target
 
 from mlx_dflash2 import benchmark
-from mlx_dflash2.benchmark import command, parity, summary
-from mlx_dflash2.benchmark.measure import Sample
+from mlx_dflash2.benchmark import command, parity, results, summary
+from mlx_dflash2.benchmark.arms import Arm, Settings
+from mlx_dflash2.benchmark.data import Prompt
+from mlx_dflash2.benchmark.measure import Bench, Sample, rounds_of
 from mlx_dflash2.benchmark.phases import PHASES
 
 
@@ -84,6 +87,17 @@ def test_counters_of_the_runs_add_up(run):
             assert sample["accepted"] == stats["accepted"]
         assert 0 < sample["prompt_time"] + sample["decode_time"] <= sample["total_time"]
         assert sample["memory"] > 0
+
+
+@pytest.mark.parametrize("drafted, rounds", [
+    ("", 0), ("o", 1), ("ooo", 3), ("dddo", 1), ("dddodd", 2), ("dd", 1), ("dodood", 4),
+])  # fmt: skip
+def test_rounds_of_mlx_lm_s_speculation(drafted, rounds):
+    """Of drafts and the target's own tokens; an answer may end in a draft, or have none."""
+    found = rounds_of([token == "d" for token in drafted])
+    assert found == rounds
+    runs = [sample("lm", 0, 12, 1.0, rounds=12), sample("lm", 1, 12, 1.0, accepted=9, rounds=3)]
+    assert summary.summarise(runs, [])["acceptance_pooled"] == 24 / 15
 
 
 def test_draft_lm_that_is_the_target_is_always_right(run):
@@ -169,9 +183,15 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         (["--recall-stride", "2"], "only with --recall"),
         (["--temps", "0", "--top-p", "0.9"], "only with a temperature above 0"),
         (["--draft-lm", "/no/such"], "/no/such"),
+        (["--dflash1-model", "drafter"], "drafter is a DFlash 2."),
+        (["--recall", "--max-tokens", "7"], "--max-tokens is 7 but has to be 8 or more"),
+        (["--seed", "-1"], "`seed` is -1 but has to be from 0"),
+        (["--temps", "-1"], "temp"),
+        (["--temps", "1", "--top-p", "2"], "top_p"),
     ],
 )
 def test_refusals_take_one_line(folders, monkeypatch, arguments, part):
+    arguments = [folders[1] if argument == "drafter" else argument for argument in arguments]
     with pytest.raises(SystemExit) as error:
         main(monkeypatch, "--model", folders[0], "--draft-model", folders[1], *arguments)
     assert part in str(error.value) and "\n" not in str(error.value)
@@ -227,10 +247,10 @@ def test_parity_calls_a_tie_only_what_the_audit_does(model):
     assert found.verdict == "different"
 
 
-def sample(arm, prompt, tokens, decode_time, stats=None):
+def sample(arm, prompt, tokens, decode_time, stats=None, accepted=0, rounds=0):
     tokens = list(range(tokens))
-    return Sample(arm, "s", prompt, 0, tokens, 5, 0.5, decode_time, 1 + decode_time, 0, 7,
-                  stats or {})  # fmt: skip
+    return Sample(arm, "s", prompt, 0, tokens, 5, 0.5, decode_time, 1 + decode_time, accepted, 7,
+                  rounds, stats or {})  # fmt: skip
 
 
 def test_summary_by_hand():
@@ -285,6 +305,46 @@ def test_embedded_pair_with_a_small_budget(monkeypatch, tmp_path):
     assert results["mean"]["DFlash 2"]["acceptance_pooled"] > 1.2
     found = results["recall"]["DFlash 2"]
     assert found["recall_candidates"][0] > found["recall_best"][0] > 0.2
+
+
+def test_answers_of_one_token_are_reported(folders, monkeypatch, tmp_path, capsys):
+    """They have no round."""
+    main(
+        monkeypatch, "--model", folders[0], "--draft-model", folders[1], "--suites", folders[2],
+        "--max-tokens", "1", "--temps", "0", "--draft-lm", folders[0],
+        "--json", tmp_path / "x.json", "--plots", tmp_path / "plots",
+    )  # fmt: skip
+    assert "| DFlash 2 | " in capsys.readouterr().out
+    found = json.loads((tmp_path / "x.json").read_text())
+    assert "acceptance_pooled" not in found["mean"]["DFlash 2"]
+
+
+def test_recall_of_short_answers_is_left_out_and_said(model):
+    drafter = make_drafter()
+    prompt = Prompt("s", "", (1, 2, 3))
+    bench = Bench(model, None, {"DFlash 2": drafter}, [Arm("plain")], [prompt], Settings())
+    run = sample("plain", 0, 7, 1.0)
+    with pytest.warns(UserWarning, match="No recall of DFlash 2: every answer is shorter"):
+        assert results._recall(bench, [run], 1, lambda _: None) == {}
+
+
+def test_a_draft_lm_of_other_tokens_is_refused(folders):
+    other = SimpleNamespace(vocab_size=513)
+    with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 512 tokens, .* 513; .*$"):
+        command._draft_lm(str(folders[0]), other)
+
+
+def test_a_pass_of_mlx_lm_s_speculation_has_its_rows(model):
+    assert Arm("lm", draft_lm=model, num_draft_tokens=5).rows == 6 and Arm("plain").rows == 1
+
+
+def test_what_flags_change_about_the_models_reaches_the_json(run, folders, monkeypatch, tmp_path):
+    assert run[1]["settings"]["num_draft_tokens"] == 3 and run[1]["settings"]["adapter"] is None
+    for change in ({"adapter": "1"}, {"extra_eos_token": ["a"]}, {"quantize_activations": True}):
+        changed = run[1] | {"settings": run[1]["settings"] | change}
+        (tmp_path / "other.json").write_text(json.dumps(changed))
+        with pytest.raises(SystemExit, match=f"settings.{next(iter(change))} is "):
+            main(monkeypatch, "compare", folders[3] / "run.json", tmp_path / "other.json")
 
 
 def test_settings_reach_the_json(run):

@@ -163,6 +163,11 @@ def test_a_drafter_that_fails_is_named_and_the_answer_is_the_same(monkeypatch, c
     assert err.count("drafting stopped: the drafter raised RuntimeError: no drafts today]") == 2
 
 
+def test_a_seed_that_is_none_is_refused(chat):
+    status, *_ = chat("hello\n", "--seed", "-1")
+    assert status == "error: `seed` is -1 but has to be from 0 to 2**64 - 1."
+
+
 def test_draws_differ_from_turn_to_turn_and_repeat_with_the_seed(chat):
     text, args = "Hello\nr\nHello\n", ("-m", "12", "--temp", "1.5")
     *_, once = chat(text, *args)

@@ -60,6 +60,13 @@ class Arm:
         return self.drafter is None and self.draft_lm is None
 
     @property
+    def rows(self) -> int:
+        """Rows of a verify pass, 1 of plain decoding."""
+        if self.draft_lm is not None:
+            return self.num_draft_tokens + 1
+        return 1 if self.drafter is None else self.verify_width or self.drafter.block_size
+
+    @property
     def draft_bytes(self) -> int:
         """Bytes of the weights that this arm needs beside the target's."""
         model = self.drafter if self.drafter is not None else self.draft_lm

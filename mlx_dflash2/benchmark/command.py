@@ -9,14 +9,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import mlx.nn as nn
 import mlx_lm
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from rich.console import Console
 from rich.progress import Progress
 
-from ..arguments import add_draft_model_argument, add_model_arguments, load_arguments
+from ..arguments import (
+    add_draft_model_argument,
+    add_model_arguments,
+    check_seed,
+    load_arguments,
+)
 from ..checkpoint import resolve
 from ..console import note, run
+from ..load import read_drafter_args
 from ..load_pair import load_pair, pair_paths
+from ..machine import fingerprint
+from ..sampling import make_sampler
 from . import plots
 from .arms import Settings, make_arms
 from .compare import compare, read
@@ -155,7 +165,13 @@ def _command(args: argparse.Namespace):
     drafters = prepare_drafters(
         pair.drafter, drafter_path, args.draft_bits, args.dflash1_model, args.no_selector
     )
-    draft_lm = mlx_lm.load(args.draft_lm)[0] if args.draft_lm else None
+    longest = max(drafter.block_size for drafter in drafters.values())
+    if args.recall and args.max_tokens < longest:
+        raise ValueError(
+            f"--recall needs answers of a block: --max-tokens is {args.max_tokens} but has to be "
+            f"{longest} or more."
+        )
+    draft_lm = _draft_lm(args.draft_lm, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
         drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
     )
@@ -166,8 +182,31 @@ def _command(args: argparse.Namespace):
     results["prompts"] = {"sha256": digest(prompts), "count": len(prompts), "from": args.suites}
     results["settings"] = asdict(settings) | {"trials": args.trials, "temps": args.temps}
     results["settings"] |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
-    print(markdown(results))
+    results["settings"] |= _changes(args)
     _write(results, args)
+    print(markdown(results))
+
+
+def _changes(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags change about the models, ``None`` where they change nothing."""
+    adapter = args.adapter_path
+    return {
+        "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
+        "quantize_activations": args.quantize_activations or None,
+        "extra_eos_token": list(args.extra_eos_token) or None,
+        "num_draft_tokens": (args.num_draft_tokens or 3) if args.draft_lm else None,
+    }
+
+
+def _draft_lm(path: str, tokenizer: TokenizerWrapper) -> nn.Module:
+    """Read a draft model for mlx-lm's speculation, refusing one of other tokens as mlx-lm does."""
+    model, own = mlx_lm.load(path)
+    if own.vocab_size != tokenizer.vocab_size:
+        raise ValueError(
+            f"--draft-lm: its tokenizer has {own.vocab_size} tokens, the target's "
+            f"{tokenizer.vocab_size}; their ids do not mean the same."
+        )
+    return model
 
 
 def _check(args: argparse.Namespace) -> Settings:
@@ -192,9 +231,15 @@ def _check(args: argparse.Namespace) -> Settings:
         raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
     if args.plots is not None:
         plots.check()
-    for path in (args.dflash1_model, args.draft_lm):
-        if path is not None:
-            resolve(path, files=("config.json",))
+    check_seed(args.seed)
+    for temp in args.temps:
+        make_sampler(temp, top_p=args.top_p, top_k=args.top_k)
+    if args.draft_lm is not None:
+        resolve(args.draft_lm, files=("config.json",))
+    if args.dflash1_model is not None:
+        generation = read_drafter_args(args.dflash1_model).generation
+        if generation != 1:
+            raise ValueError(f"--dflash1-model: {args.dflash1_model} is a DFlash {generation}.")
     return Settings(args.max_tokens, args.top_p, args.top_k, args.prefill_step_size, args.seed)
 
 

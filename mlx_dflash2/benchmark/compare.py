@@ -16,6 +16,9 @@ SAME = (
     ("settings", "top_p"),
     ("settings", "top_k"),
     ("settings", "prefill_step_size"),
+    ("settings", "adapter"),
+    ("settings", "quantize_activations"),
+    ("settings", "extra_eos_token"),
 )
 FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")
 

@@ -30,6 +30,7 @@ class Sample:
         total_time (float): Seconds of the whole call.
         accepted (int): Tokens that a drafter, or mlx-lm's draft model, had proposed.
         memory (int): Peak bytes: the arm's own weights and all that came on top while it ran.
+        rounds (int): Verify passes of mlx-lm's speculation; a DFlash arm's are in ``stats``.
         stats (dict): A DFlash arm's counters.
     """
 
@@ -44,6 +45,7 @@ class Sample:
     total_time: float
     accepted: int
     memory: int
+    rounds: int = 0
     stats: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,7 +107,7 @@ class Bench:
         settings = Settings(**asdict(settings) | {"seed": settings.seed + trial})
         if max_tokens is not None:
             settings = Settings(**asdict(settings) | {"max_tokens": max_tokens})
-        stats, tokens, accepted = Stats(), [], 0
+        stats, tokens, drafted = Stats(), [], []
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
@@ -116,7 +118,7 @@ class Bench:
             last = time.perf_counter()
             first = last if not tokens else first
             tokens.append(response.token)
-            accepted += response.from_draft
+            drafted.append(response.from_draft)
         end = time.perf_counter()
         weights = num_bytes(self.model) + arm.draft_bytes
         return Sample(
@@ -129,7 +131,20 @@ class Bench:
             first - start,
             last - first,
             end - start,
-            accepted,
+            sum(drafted),
             weights + max(0, mx.get_peak_memory() - before),
+            0 if arm.draft_lm is None else rounds_of(drafted),
             asdict(stats) if arm.drafter is not None else {},
         )
+
+
+def rounds_of(drafted: Sequence[bool]) -> int:
+    """Rounds of mlx-lm's speculation that gave an answer.
+
+    Each ends with a token of the target's own, but for a last one that ends in a draft: one that
+    ends the answer, or is the last token asked for.
+
+    Args:
+        drafted (sequence of bool): Of each token whether the draft model had proposed it.
+    """
+    return len(drafted) - sum(drafted) + (bool(drafted) and drafted[-1])

@@ -105,8 +105,9 @@ def _phases(results: dict[str, Any]) -> str:
     rows = []
     for label, seconds in phases.items():
         summary = results["mean"][label]
-        round_time = number(summary["round_seconds"] * 1e3, 1)
-        reads = number(summary["host_reads_per_round"])
+        seconds_a_round = summary.get("round_seconds")
+        round_time = number(seconds_a_round and seconds_a_round * 1e3, 1)
+        reads = number(summary.get("host_reads_per_round"))
         rows.append(
             [label, *(number(seconds[name] * 1e3, 1) for name in PHASES), round_time, reads]
         )

@@ -1,5 +1,6 @@
 """A whole benchmark: the runs, their figures, parity, phases and recall, as one JSON object."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -112,11 +113,10 @@ def _parity(
         if arm.is_plain or arm.temperature > 0:
             continue
         progress(f"parity, {arm.label}")
-        rows = arm.verify_width or (arm.drafter.block_size if arm.drafter is not None else 1)
         plain = _plain(bench.arms, arm).label
         for index, prompt in enumerate(bench.prompts):
             tokens = [first[label, index].tokens for label in (plain, arm.label)]
-            verdict = compare_tokens(bench.model, prompt.tokens, *tokens, rows)
+            verdict = compare_tokens(bench.model, prompt.tokens, *tokens, arm.rows)
             verdicts.setdefault(arm.label, []).append({"prompt": index} | asdict(verdict))
     return verdicts
 
@@ -143,7 +143,11 @@ def _recall(
     ]
     # Its rows are those of the same drafter with the selector.
     drafters = {name: d for name, d in bench.drafters.items() if not lacks_selector(d)}
-    return {
-        name: recall_table(bench.model, drafter, texts, stride, progress)
-        for name, drafter in drafters.items()
-    }
+    tables = {}
+    for name, drafter in drafters.items():
+        if all(len(answer) < drafter.block_size for _, answer in texts):
+            text = f"No recall of {name}: every answer is shorter than a block."
+            warnings.warn(text, stacklevel=2)
+            continue
+        tables[name] = recall_table(bench.model, drafter, texts, stride, progress)
+    return tables

@@ -82,10 +82,8 @@ def _drafting(samples: Sequence[Sample]) -> dict[str, Any]:
 
 
 def _rounds(run: Sample) -> int:
-    """Target passes after the prompt's; of mlx-lm's speculation each gives one token of its own."""
-    if run.stats:
-        return run.stats["rounds"]
-    return len(run.tokens) - run.accepted if run.accepted else 0
+    """Verify passes, none of plain decoding."""
+    return run.stats["rounds"] if run.stats else run.rounds
 
 
 def _over(rate: float, base: float) -> float | None:

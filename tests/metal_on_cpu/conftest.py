@@ -1,6 +1,7 @@
-"""Fixtures that need clang; without it they skip loudly here and fail in CI."""
+"""Fixtures that need clang; without it they skip loudly here and fail in CI on Linux."""
 
 import os
+import sys
 
 import mlx.core as mx
 import pytest
@@ -13,7 +14,8 @@ def clang():
     """clang 19 and llvm-symbolizer 19."""
     if missing := missing_tools():
         reason = f"METAL KERNELS NOT TESTED: {', '.join(missing)} not found (clang-19, llvm-19)"
-        if os.environ.get("CI") == "true":
+        # On a Mac the kernels themselves are tested.
+        if os.environ.get("CI") == "true" and sys.platform == "linux":
             pytest.fail(reason)
         pytest.skip(reason)
 
