@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .kv_quantization import KVQuantization
-from .sampling import make_logits_processors, make_sampler
+from .sampling import check_seed, make_logits_processors, make_sampler
 from .text import StopStrings, check_budget
 
 
@@ -221,16 +221,6 @@ def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]
         "logits_processors": make_logits_processors(**named(args, PROCESSORS)),
         "seed": args.seed,
     }
-
-
-def check_seed(seed: int | None):
-    """Refuse a seed that MLX's generator does not take.
-
-    Raises:
-        ValueError: in one line.
-    """
-    if seed is not None and not 0 <= seed < 2**64:
-        raise ValueError(f"`seed` is {seed} but has to be from 0 to 2**64 - 1.")
 
 
 def check_generation(args: argparse.Namespace):

@@ -19,6 +19,7 @@ from .drafter import Proposer
 from .guard import DraftGuard
 from .judge import Judge
 from .kv_quantization import KVQuantization
+from .prompt_cache import DFlashPromptCache
 from .stats import Stats
 from .text import check_prompt, encode_prompt
 
@@ -145,6 +146,11 @@ def decode_batch(
     count, stats = len(prompts), Stats() if stats is None else stats
     budgets = _for_each("max_tokens", max_tokens, count, isinstance(max_tokens, int))
     caches = _for_each("prompt_caches", prompt_caches, count, prompt_caches is None)
+    if any(isinstance(cache, DFlashPromptCache) for cache in caches):
+        raise ValueError(
+            "`prompt_caches` holds a DFlashPromptCache, whose conversation a batch cannot go on "
+            "with; give its `caches`, the target's."
+        )
     judges = _judges(count, sampler, logits_processors, seed)
     guard, rows = DraftGuard(stats), []
     for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):

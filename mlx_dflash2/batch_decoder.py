@@ -10,9 +10,10 @@ import mlx.core as mx
 
 from .batch_draft import extend_rows, propose_rows
 from .batch_rollback import BatchCache
-from .decoder import Decoder
+from .decoder import Decoder, usable, warn_low_acceptance
 from .drafter import Proposal
 from .judge import Decision, decide_all
+from .kernels import active_kernels
 from .stats import Stats
 
 
@@ -94,6 +95,7 @@ class BatchDecoder:
                 with mx.stream(self.stream):
                     self._next_round()
                 self.stats.generation_time += time.perf_counter() - start
+        self.stats.kernels = active_kernels()
 
     def _admit(self):
         """Process waiting prompts, each alone, and let those that go on join the batch."""
@@ -113,15 +115,16 @@ class BatchDecoder:
         decoder = row.decoder
         if row.left == 0:
             row.finish_reason = "length"
-            self.on_finish(row)
-            return False
+            if not self.keeps_caches:
+                self.on_finish(row)
+                return False
         # A caller's caches are left as they are, as in mlx-lm.
         decoder.cache = copy.deepcopy(decoder.cache)
         round = decoder.prefill(row.prompt, self.prefill_step_size)
         with mx.stream(self.stream):
-            decision = Decision(round.tokens, round.logprobs, True)
-            self._emit([row], [decision])
-            round.taken = 1
+            if row.finish_reason is None:
+                self._emit([row], [Decision(round.tokens, round.logprobs, True)])
+                round.taken = 1
             decoder.settle(extend=row.finish_reason is None)
         if row.finish_reason is not None:
             self._finish(row, decoder.cache)
@@ -143,7 +146,7 @@ class BatchDecoder:
             [decoder.history for decoder in decoders],
         )
         self.guard.check(all(decision.finite for decision in decisions))
-        emitted = self._emit(rows, decisions)
+        emitted, before = self._emit(rows, decisions), self.stats.first_drafts
         keeps = self._count(proposals, decisions, emitted)
         self.cache.commit(width, keeps, out.records)
         if drafting and self.guard.on:
@@ -154,6 +157,7 @@ class BatchDecoder:
         for decoder, keep, tokens in zip(decoders, keeps, emitted, strict=True):
             decoder.advance(keep, tokens)
         self._leave(decisions, emitted)
+        warn_low_acceptance(self.stats, before)
 
     def _propose(self) -> list[Proposal]:
         """Drafts for every row, as many as its budget allows; none once drafting has stopped."""
@@ -173,9 +177,9 @@ class BatchDecoder:
                     self.block_size,
                     [decoder.judge for decoder in decoders],
                 )
-                for b, proposal in zip(places, found, strict=True):
-                    drafts = proposal.first(widths[b] - 1)
-                    proposals[b] = drafts._replace(tokens=drafts.tokens.astype(mx.uint32))
+                drafts = [usable(p, widths[b] - 1) for b, p in zip(places, found, strict=True)]
+                for b, proposal in zip(places, drafts, strict=True):
+                    proposals[b] = proposal
         return proposals
 
     def _blocks(self, proposals: Sequence[Proposal]) -> mx.array:

@@ -106,6 +106,7 @@ class Decoder:
             warn_no_effect("a prompt cache is given")
         elif max_kv_size is not None and hasattr(model, "make_cache"):
             warn_no_effect("the model makes its own caches")
+        judge.check_vocabulary(self.target.vocab_size)
         self.judge, self.kv_quantization = judge, kv_quantization
         self.history: mx.array | None = None
         self.stream, self.stats = stream, stats
@@ -231,10 +232,8 @@ class Decoder:
                 self.block_size,
                 judge.temperature,
                 judge.next_key(),
-            ).first(width - 1)
-            if proposal.tokens.ndim != 1:
-                raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-            return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
+            )
+            return usable(proposal, width - 1)
         return Proposal.none()
 
     def _extend(self, tokens: mx.array, taps: mx.array | None, position: int):
@@ -251,6 +250,7 @@ class Decoder:
         layers = self.proposer.target_layer_ids if taps and self.drafts else ()
         try:
             out = self.target.forward(tokens[None], self.cache, layers, record)
+            self.kv_quantization.check_heads(self.cache)
         except BaseException:
             transaction.abort()
             raise
@@ -269,11 +269,12 @@ class Decoder:
             lasting = [x for x in (out.taps, self.history) if x is not None]
             mx.async_eval(attending, lasting, self._context_state())
             decision = self.judge.decide(proposal, logits, self.history)
+            self.stats.host_reads += decision.host_reads
+            # A warning may be an error, too.
+            self.guard.check(decision.finite)
         except BaseException:
             transaction.abort()
             raise
-        self.stats.host_reads += decision.host_reads
-        self.guard.check(decision.finite)
         return Round(decision.tokens, decision.logprobs, anchor, inputs, out, transaction)
 
     def settle(self, extend: bool = True):
@@ -292,9 +293,8 @@ class Decoder:
         except BaseException:
             self.cache.clear()
             raise
-        # From here on the caches are right: what follows may fail without making them wrong.
-        self._count(round, first)
         self.advance(kept, emitted)
+        # From here on caches and anchor are right: what follows may fail without making them wrong.
         if self.session is not None:
             self.session.append([round.anchor, *emitted][:kept])
             if first:
@@ -304,21 +304,16 @@ class Decoder:
             taps = round.out.taps
             taps = None if taps is None else taps[:, :kept]
             self._extend(round.inputs[:kept], taps, position)
+        self._count(round, first)
 
     def _count(self, round: Round, first: bool):
         bonus = round.taken > round.num_accepted
         if first:
             self.stats.prefills += bonus
         else:
-            drafted = round.inputs.size - 1
-            self.stats.count_round(drafted, round.num_kept - 1, bonus)
-            self._check_acceptance(drafted)
-
-    def _check_acceptance(self, drafted: int):
-        """Warn once, in the round that completes the number that a judgement needs."""
-        due = drafted > 0 and self.stats.drafted_at[0] == LOW_ACCEPTANCE_ROUNDS
-        if due and (reason := self.stats.low_acceptance):
-            warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
+            before = self.stats.first_drafts
+            self.stats.count_round(round.inputs.size - 1, round.num_kept - 1, bonus)
+            warn_low_acceptance(self.stats, before)
 
     def advance(self, kept: int, emitted: list[int]):
         """Account for a round: rows that stay in the caches, and the tokens that they gave."""
@@ -326,6 +321,30 @@ class Decoder:
         self.anchor = emitted[-1] if emitted else None
         if self.history is not None:
             self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+
+
+def warn_low_acceptance(stats: Stats, before: int):
+    """Warn once, in the pass that completes the number of first drafts that a judgement needs.
+
+    Args:
+        stats (Stats): With the pass counted.
+        before (int): First drafts that were counted before it.
+    """
+    due = before < LOW_ACCEPTANCE_ROUNDS <= stats.first_drafts
+    if due and (reason := stats.low_acceptance):
+        warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
+
+
+def usable(proposal: Proposal, count: int) -> Proposal:
+    """The first drafts of a proposal, as the target reads them.
+
+    Raises:
+        ValueError: if they are no row of ids.
+    """
+    proposal = proposal.first(count)
+    if proposal.tokens.ndim != 1:
+        raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
+    return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
 
 
 def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from .accept import Verdict, accept_greedy, accept_sampled
 from .drafter import Proposal
-from .sampling import PureProcessor, Sampling
+from .sampling import PureProcessor, Sampling, check_seed
 
 GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
 
@@ -73,10 +73,23 @@ class Judge:
                 f"`seed` is {seed} but the sampler draws by itself, from mx.random: seed that, or "
                 "use mlx_dflash2.make_sampler."
             )
+        check_seed(seed)
         self.key = None
         if self.rule == REJECTION:
             number = mx.random.randint(0, 2**31 - 1).item() if seed is None else seed
             self.key = mx.random.key(number)
+
+    def check_vocabulary(self, size: int):
+        """Refuse a sampler that mlx-lm would fail on, and leave ``mx.random`` unusable.
+
+        Raises:
+            ValueError: if as many tokens are to be left as there are.
+        """
+        if self.rule == REJECTION and self.sampler.top_k >= size:
+            raise ValueError(
+                f"`top_k` is {self.sampler.top_k} but has to be below {size}, the target's "
+                "vocabulary; 0 keeps all tokens."
+            )
 
     @property
     def temperature(self) -> float:

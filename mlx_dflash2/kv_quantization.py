@@ -43,6 +43,22 @@ class KVQuantization:
                     f"`kv_group_size` is {self.group_size} but the cache's is {cache.group_size}."
                 )
 
+    def check_heads(self, prompt_cache: Sequence[Any]):
+        """Refuse heads that cannot be cut into groups, as soon as a pass shows how wide they are.
+
+        Raises:
+            ValueError: in one line, naming the option.
+        """
+        for cache in () if self.bits is None else prompt_cache:
+            if not hasattr(cache, "to_quantized") or cache.keys is None:
+                continue
+            for width in (cache.keys.shape[-1], cache.values.shape[-1]):
+                if width % self.group_size:
+                    raise ValueError(
+                        f"`kv_group_size` is {self.group_size} but the target's heads have "
+                        f"{width} channels: they cannot be quantised in such groups."
+                    )
+
     def apply(self, prompt_cache: list[Any]):
         """After a pass: quantise in place every cache that has reached the start."""
         maybe_quantize_kv_cache(prompt_cache, self.start, self.group_size, self.bits)

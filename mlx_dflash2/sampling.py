@@ -42,6 +42,8 @@ class Sampling:
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"`{name}` has to be from {low} to {high} but is {value}.")
+            if type(low) is int and not isinstance(value, int):
+                raise ValueError(f"`{name}` has to be an integer but is {value}.")
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         settings = asdict(self) | {"xtc_special_tokens": list(self.xtc_special_tokens)}
@@ -104,6 +106,16 @@ def make_sampler(
         xtc_threshold,
         tuple(xtc_special_tokens or ()),
     )
+
+
+def check_seed(seed: int | None):
+    """Refuse a seed that MLX's generator does not take.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if seed is not None and not 0 <= seed < 2**64:
+        raise ValueError(f"`seed` is {seed} but has to be from 0 to 2**64 - 1.")
 
 
 @dataclass(frozen=True)

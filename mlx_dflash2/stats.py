@@ -67,6 +67,11 @@ class Stats:
                 counts[position] += 1
 
     @property
+    def first_drafts(self) -> int:
+        """Rounds that drafted."""
+        return self.drafted_at[0] if self.drafted_at else 0
+
+    @property
     def generation_tokens(self) -> int:
         return self.prefills + self.accepted + self.bonus
 

@@ -14,6 +14,8 @@ from .targets import Target
 
 # Where a drafter has no selector, recall is counted among as many candidates as published ones.
 CANDIDATES = 16
+# Finite, so that two of them differ by nothing.
+_NEVER = -1e4
 
 
 class Replay:
@@ -103,10 +105,15 @@ def _at_anchor(drafter: Drafter, replay: Replay, context, anchor: int) -> tuple[
     unary, ids = top_k(logits[0], args.selector_top_k or CANDIDATES, *transform)
     is_truth = ids == truth[:, None]
     logprob = _log_softmax(_transformed(logits[0], *transform))
-    logprob = mx.take_along_axis(logprob, truth[:, None], axis=-1)[:, 0]
+    # Of ids that cannot be drafted, of which a table may have no row.
+    inside = truth < logprob.shape[-1]
+    logprob = mx.take_along_axis(logprob, mx.where(inside, truth, 0)[:, None], axis=-1)[:, 0]
+    logprob = mx.where(inside, logprob, _NEVER)
     if args.has_selector:
         selector = drafter.candidate_selector
-        before = selector.predecessor_codebook(mx.concatenate([token, truth[:-1]]))
+        rows = selector.predecessor_codebook.weight.shape[0]
+        previous = mx.minimum(mx.concatenate([token, truth[:-1]]), rows - 1)
+        before = selector.predecessor_codebook(previous)
         gate = before.astype(mx.float32) * selector.hidden_projection(hidden[0]).astype(mx.float32)
         after = selector.successor_codebook(ids).astype(mx.float32)
         unary = unary + (after @ gate[:, :, None])[..., 0]

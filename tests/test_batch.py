@@ -24,9 +24,9 @@ from tiny import (
     plain_tokens,
 )
 
-from mlx_dflash2 import batch_generate, make_logits_processors, make_sampler
+from mlx_dflash2 import DFlashPromptCache, batch_generate, make_logits_processors, make_sampler
 from mlx_dflash2.generate import dflash_generate_step
-from mlx_dflash2.stats import Stats
+from mlx_dflash2.stats import LOW_ACCEPTANCE_ROUNDS, Stats
 
 FIXTURES = (DENSE, HYBRID, SLIDING, "llama-sliding", "gemma4_text-shared")
 LENGTHS, BUDGETS = (20, 3, 33, 1, 16), (25, 24, 12, 1, 17)
@@ -289,6 +289,47 @@ def test_prompt_caches_are_used_and_left_alone(kind):
         response, stats = run(kind, rest, proposer, prompt_caches=caches)
         assert response.token_ids == cut(plain, [24] * 2)
         assert stats.cached_tokens == 14 and stats.prompt_tokens == sum(map(len, rest))
+
+
+def test_a_conversation_s_cache_is_refused():
+    model = model_of(DENSE)
+    caches = [DFlashPromptCache(model, make_drafter())]
+    with pytest.raises(ValueError, match=r"^`prompt_caches` holds a DFlashPromptCache[^\n]*$"):
+        run(DENSE, [[1, 2]], make_drafter(), prompt_caches=caches)
+
+
+def test_a_row_without_budget_returns_its_prompt_s_cache():
+    model, prompts = model_of(DENSE), [[5, 6, 7, 8], [1, 2, 3]]
+    response, _ = run(DENSE, prompts, make_drafter(), [0, 4], return_prompt_caches=True)
+    assert [len(tokens) for tokens in response.token_ids] == [0, 4]
+    fresh = make_prompt_cache(model)
+    model(mx.array([prompts[0]]), cache=fresh)
+    ours, theirs = (model(mx.array([[3]]), cache=c) for c in (response.caches[0], fresh))
+    assert mx.allclose(ours, theirs, rtol=0, atol=2e-5).item()
+
+
+def test_stats_say_which_kernels_ran():
+    _, stats = run(DENSE, [[1, 2]], make_drafter(), [6])
+    assert stats.kernels and "Plain MLX for" in stats.summary()
+
+
+def test_low_acceptance_is_warned_about_once():
+    prompts, plain = prompts_and_plain(DENSE)
+    rows = [liar(p + t, VOCAB) for p, t in zip(prompts, plain, strict=True)]
+    with pytest.warns(UserWarning, match="rarely accepted") as caught:
+        _, stats = run(DENSE, prompts, PerRow(*rows), [24] * 5)
+    assert sum("rarely accepted" in str(w.message) for w in caught) == 1
+    assert stats.rounds > 2 * LOW_ACCEPTANCE_ROUNDS
+
+
+def test_drafts_that_are_no_row_stop_drafting():
+    prompts, plain = (x[:2] for x in prompts_and_plain(DENSE))
+    rows = [oracle(p + t) for p, t in zip(prompts, plain, strict=True)]
+    rule = rows[0].rule
+    rows[0].rule = lambda position, n: [rule(position, n)]
+    with pytest.warns(UserWarning, match=r"drafts have to be \[L\] but are \[1, "):
+        response, stats = run(DENSE, prompts, PerRow(*rows), [24] * 2)
+    assert response.token_ids == cut(plain, [24] * 2) and stats.draft_failures == 1
 
 
 def test_without_a_drafter_it_is_mlx_lm():

@@ -4,9 +4,11 @@ import warnings
 
 import mlx.core as mx
 import pytest
-from proposers import half, oracle
+from mlx_lm.models.cache import make_prompt_cache
+from proposers import half, oracle, rand
 from tiny import DENSE, HYBRID, VOCAB, make_drafter, make_model, plain_tokens
 
+from mlx_dflash2 import make_sampler
 from mlx_dflash2.generate import dflash_generate_step
 from mlx_dflash2.kernels import PlainFormWarning
 from mlx_dflash2.stats import Stats
@@ -92,3 +94,24 @@ def test_a_full_ring_with_a_kept_head_stops_drafting():
     assert tokens == plain
     assert stats.accepted > 0 and stats.draft_failures == 0
     assert len(messages) == 1 and "max_kv_size" in stats.fallback
+
+
+@pytest.mark.parametrize("finite, message", [(False, "non-finite"), (True, "rarely accepted")])
+def test_a_warning_that_is_an_error_leaves_the_caller_s_cache_right(finite, message):
+    model, emitted = make_model(DENSE), []
+    prompt_cache = make_prompt_cache(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.simplefilter("ignore", PlainFormWarning)
+        with pytest.raises(UserWarning, match=message):
+            for token, _, _ in dflash_generate_step(
+                mx.array(PROMPT), model, rand(7, VOCAB, finite=finite), max_tokens=60,
+                sampler=make_sampler(1.0), seed=3, prompt_cache=prompt_cache,
+            ):  # fmt: skip
+                emitted.append(token)
+    assert emitted
+    fresh = make_prompt_cache(model)
+    model(mx.array([PROMPT + emitted]), cache=fresh)
+    assert prompt_cache[0].offset == fresh[0].offset
+    ours, plain = (model(mx.array([[3]]), cache=cache) for cache in (prompt_cache, fresh))
+    assert mx.allclose(ours, plain, rtol=0, atol=2e-5).item()

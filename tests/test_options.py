@@ -156,6 +156,8 @@ SETTINGS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_opaque_sampler_draws_what_it_would_draw_in_mlx_lm(kind, name):
     """Coupled: with the same global seed the very tokens of plain mlx-lm come out."""
+    # Making it draws, too.
+    model_of(kind)
     mx.random.seed(11)
     expected = plain(kind, sampler=mlx_lm_sampler(**SETTINGS[name]))
     for proposer in proposers(expected):
@@ -319,6 +321,9 @@ def test_max_kv_size_says_so_where_it_has_no_effect():
         (DENSE, dict(kv_bits=4, max_kv_size=64), "`kv_bits` is 4.*RotatingKVCache"),
         (DENSE, dict(kv_bits=7), "`kv_bits` has to be .* but is 7"),
         (DENSE, dict(kv_bits=4, kv_group_size=48), "`kv_group_size` .* 48"),
+        (DENSE, dict(kv_bits=4, kv_group_size=64), "`kv_group_size` is 64 but .* 32 channels"),
+        (DENSE, dict(sampler=make_sampler(1.0, top_k=VOCAB)), "`top_k` is 512 .* below 512"),
+        (DENSE, dict(sampler=make_sampler(1.0), seed=-1), "`seed` is -1"),
     ],
     ids=str,
 )

@@ -18,7 +18,6 @@ from rich.progress import Progress
 from ..arguments import (
     add_draft_model_argument,
     add_model_arguments,
-    check_seed,
     load_arguments,
 )
 from ..checkpoint import resolve
@@ -26,7 +25,7 @@ from ..console import note, run
 from ..load import read_drafter_args
 from ..load_pair import load_pair, pair_paths
 from ..machine import fingerprint
-from ..sampling import make_sampler
+from ..sampling import check_seed, make_sampler
 from . import plots
 from .arms import Settings, make_arms
 from .compare import compare, read
