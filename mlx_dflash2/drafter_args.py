@@ -170,7 +170,8 @@ def _block_fields(fields: Fields, num_layers: int) -> dict[str, Any]:
         refuse("target_layer_ids", ids, f"a list of increasing layer numbers from 0 to {most}")
     fields.required("mask_token_id")
     return {
-        "block_size": fields.integer("block_size", 1, _MAX_BLOCK, 16),
+        # A block of one is the anchor alone, after which nothing can be drafted.
+        "block_size": fields.integer("block_size", 2, _MAX_BLOCK, 16),
         "target_layer_ids": list(ids),
         "mask_token_id": fields.integer("mask_token_id", 0, _SIZES["vocab_size"] - 1),
         "num_target_layers": ids[-1] + 1 if depth is None else depth,

@@ -73,10 +73,10 @@ def with_conv_sides_swapped(drafter: Drafter) -> Drafter:
     return variant(drafter, weights)
 
 
-def with_taps(drafter: Drafter, shift: int) -> Drafter | None:
-    """All taps some layers later, ``None`` where the target has no such layers."""
+def with_taps(drafter: Drafter, shift: int, num_layers: int) -> Drafter | None:
+    """All taps some layers later, ``None`` where a target of ``num_layers`` has no such layers."""
     ids = [layer + shift for layer in drafter.target_layer_ids]
-    if ids[0] < 0 or ids[-1] >= drafter.args.num_target_layers:
+    if ids[0] < 0 or ids[-1] >= num_layers:
         return None
     return variant(drafter, target_layer_ids=ids)
 

@@ -393,6 +393,18 @@ def test_upload_takes_the_new_folder_and_keeps_its_card(tmp_path, monkeypatch):
     assert uploads == [(str(out), "me/drafter", "folder"), ("README.md", "me/drafter", card)]
 
 
+def test_a_failed_upload_keeps_the_card(tmp_path, monkeypatch):
+    def upload(path, repo):
+        (Path(path) / "README.md").write_text("about a language model")
+        raise OSError("no network")
+
+    monkeypatch.setattr(command, "upload_to_hub", upload)
+    source = write_drafter(tmp_path / "source")
+    with pytest.raises(OSError, match="no network"):
+        command.convert(str(source), tmp_path / "out", upload_repo="me/drafter")
+    assert "--draft-model me/drafter" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_the_command_as_a_process(tmp_path):
     source = write_drafter(tmp_path / "source")
     arguments = ["convert", "--hf-path", str(source), "-q", "--q-bits", "8", "--q-group-size", "32"]

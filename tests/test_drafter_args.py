@@ -175,7 +175,7 @@ def test_sizes_have_to_be_plausible_integers(name, found):
 @pytest.mark.parametrize(
     "name, found",
     [
-        *(("block_size", found) for found in (0, -1, "8", True, 8.0, 10**9)),
+        *(("block_size", found) for found in (1, 0, -1, "8", True, 8.0, 10**9)),
         *(("mask_token_id", found) for found in (None, -1, "1", True, 1.5)),
         *(("target_layer_ids", found) for found in ([], [3, 1], [1, 1], [-1, 2], [1, 6], 3)),
         *(("target_layer_ids", found) for found in (["1"], [True], [1.0], [None], "13", {})),

@@ -3,12 +3,14 @@
 import json
 import socket
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from omlx_tools import MODEL, FakeServer, settings
 
 from mlx_dflash2.omlx.admin import Admin, AdminError
+from mlx_dflash2.omlx.arguments import setup_arg_parser
 from mlx_dflash2.omlx.remote import apply_settings, disable_remote
 
 
@@ -84,6 +86,60 @@ def test_settings_lost_at_reload_are_found(server, admin, folder, tmp_path):
     assert not server.stored.get("dflash_enabled")
 
 
+@pytest.fixture
+def silent(monkeypatch):
+    """Make the answers to some requests get lost after the server has done what they ask."""
+
+    def start(*requests):
+        call, seen = Admin._call, []
+
+        def lossy(self, method, path, body=None):
+            answer = call(self, method, path, body)
+            seen.append(method)
+            if (method, seen.count(method)) in requests:
+                with closing_server() as url:
+                    call(Admin(url), method, path, body)
+            return answer
+
+        monkeypatch.setattr(Admin, "_call", lossy)
+
+    return start
+
+
+@pytest.mark.parametrize("lost", ["PUT", "POST"])
+def test_a_lost_answer_takes_the_settings_back(server, admin, folder, tmp_path, silent, lost):
+    silent((lost, 1))
+    with pytest.raises(ValueError, match=r"no whole answer .*the settings are as before$"):
+        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
+    assert {k: v for k, v in server.stored.items() if v} == {"temperature": 1.0}
+    assert disable_remote(admin, MODEL, undo_dir=tmp_path).empty
+
+
+def test_settings_that_cannot_be_taken_back_can_be_disabled(
+    server, admin, folder, tmp_path, silent
+):
+    server.forget_on_reload = "dflash_draft_model"
+    silent(("PUT", 2))
+    with pytest.raises(ValueError, match=r"are on the server .*could not be taken back") as error:
+        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
+    line = str(error.value)
+    assert "\n" not in line and "as before" not in line and "the server stored null" in line
+    command = line.partition("`mlx_dflash2.omlx ")[2].partition("`")[0].split()
+    args = setup_arg_parser().parse_args(command)
+    assert (args.command, args.running, args.write) == ("disable", True, True)
+    assert (args.model, args.url) == (MODEL, server.url)
+    server.stored |= settings()["models"][MODEL]
+    disable_remote(admin, MODEL, undo_dir=tmp_path)
+    assert {k: v for k, v in server.stored.items() if v} == {"temperature": 1.0}
+
+
+def test_a_refused_change_is_not_taken_back(server, admin, folder, tmp_path):
+    server.model["dflash_compatible"] = None
+    with pytest.raises(AdminError, match="HTTP 400: not compatible"):
+        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
+    assert len(server.puts) == 1
+
+
 def test_no_reload(server, admin, folder, tmp_path):
     apply_settings(admin, settings(), folder, reload=False, undo_dir=tmp_path)
     assert "POST /admin/api/reload" not in server.calls
@@ -129,6 +185,26 @@ def test_no_server():
         Admin(url).models()
 
 
+def test_a_connection_that_ends_without_an_answer():
+    with closing_server() as url, pytest.raises(ValueError, match="no whole answer") as error:
+        Admin(url).models()
+    assert url in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_server_that_never_answers():
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        url = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        with pytest.raises(ValueError, match=r"no whole answer .*timed out"):
+            Admin(url, timeout=0.2).models()
+
+
+@pytest.mark.parametrize("status", [200, 400])
+def test_an_answer_that_breaks_off(status):
+    with other_server(status, "{}", {"Content-Length": "9"}, keep_open=True) as url:
+        with pytest.raises(ValueError, match=r"no whole answer .*timed out"):
+            Admin(url, timeout=0.2).models()
+
+
 @pytest.mark.parametrize(
     "status, body", [(200, "<html>"), (200, '{"models": 1}'), (200, '[{"name": "x"}]')]
 )
@@ -154,10 +230,24 @@ def test_proxies_are_not_used(server, monkeypatch):
     assert MODEL in session.models()
 
 
+@contextmanager
+def closing_server():
+    """A server that takes a request and closes the connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.close()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
 class other_server:
     """Something that is not oMLX: one fixed answer to everything."""
 
-    def __init__(self, status, body, headers, seen=None):
+    def __init__(self, status, body, headers, seen=None, keep_open=False):
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 if seen is not None:
@@ -168,6 +258,9 @@ class other_server:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body.encode())
+                if keep_open:
+                    # The client gives up first, and closes its end.
+                    self.rfile.read(1)
 
             do_POST = do_GET
 

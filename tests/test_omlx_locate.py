@@ -3,6 +3,7 @@
 import hashlib
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,6 +206,12 @@ def test_quantisation_that_oMLX_could_not_do(tmp_path):
     check_quant(entry, found)
     with pytest.raises(ValueError, match="group_size: found 128, allowed: a divisor"):
         check_quant(entry | {"dflash_draft_quant_group_size": 128}, found)
+    odd = replace(found, drafter_rows=(96,))
+    with pytest.raises(ValueError, match="group_size: found 64, allowed: a divisor"):
+        check_quant(entry | {"dflash_draft_quant_group_size": None}, odd)
+    # What is no size at all is reported as a bad value, not here.
+    for value in ("64", 64.5, True, 0, -1, [64]):
+        check_quant(entry | {"dflash_draft_quant_group_size": value}, odd)
     stored = changed(DRAFTER_CONFIG, quantization={"bits": 4, "group_size": 64})
     ready = pair(tmp_path / "stored", drafter=stored)
     with pytest.raises(ValueError, match="quantised already"):

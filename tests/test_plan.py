@@ -5,9 +5,11 @@ import json
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.models.gemma4_text import ModelArgs
 from tiny import CONFIGS, DENSE, HYBRID, cache_arrays, drafter_config, make_drafter, make_model
+from tiny_pair import save_drafter, save_target
 
-from mlx_dflash2 import embedded, load_drafter
+from mlx_dflash2 import checkpoint, embedded, load_drafter
 from mlx_dflash2.benchmark.full_size import headers
 from mlx_dflash2.checkpoint import Stored
 from mlx_dflash2.doctor import chips, plan, reads
@@ -44,7 +46,20 @@ def really_read(model, drafter, width: int) -> int:
     return total + sum(rows.values())
 
 
-@pytest.mark.parametrize("kind, bits", [(DENSE, None), (DENSE, 4), (HYBRID, None), (HYBRID, 4)])
+GEMMA4 = ["gemma4", "gemma4_text-shared", "gemma4_text-inputs", "gemma4_text-global"]
+
+
+@pytest.fixture(autouse=True)
+def more_kinds(monkeypatch):
+    changes = dict(global_head_dim=64, num_global_key_value_heads=1, attention_k_eq_v=True)
+    config = CONFIGS["gemma4_text-shared"] | changes | dict(num_kv_shared_layers=1)
+    monkeypatch.setitem(CONFIGS, "gemma4_text-global", config)
+
+
+@pytest.mark.parametrize(
+    "kind, bits",
+    [(DENSE, None), (DENSE, 4), (HYBRID, None), (HYBRID, 4), *((kind, None) for kind in GEMMA4)],
+)
 @pytest.mark.parametrize("width", [2, 8])
 def test_bytes_are_those_that_the_graph_reads(kind, bits, width):
     model, drafter = make_model(kind, bits=bits), make_drafter()
@@ -73,15 +88,17 @@ def test_bytes_of_the_embedded_pair(real):
     assert sum(map(reads.num_bytes, found.drafter.values())) == held
 
 
-@pytest.mark.parametrize("kind", [DENSE, HYBRID, "llama-sliding", "gemma3_text", "muse_glimmer"])
+@pytest.mark.parametrize(
+    "kind", [DENSE, HYBRID, "llama-sliding", "gemma3_text", "muse_glimmer", *GEMMA4]
+)
 @pytest.mark.parametrize("length", [12, 40])
 def test_bytes_of_keys_and_values(kind, length):
     model = make_model(kind)
     cache = bind(model).make_cache()
     bind(model).forward(mx.arange(length)[None], cache)
     bind(model).forward(mx.array([[1]]), cache)
-    arrays = [a for a in cache_arrays(cache) if a.ndim == 4 and a.shape[1] == 2]
-    config = CONFIGS[kind] | {"model_type": kind}
+    arrays = [a for a in cache_arrays(cache) if a.ndim == 4 and a.shape[1] <= 2]
+    config = CONFIGS[kind] | {"model_type": kind.split("-")[0]}
     assert reads.cache_bytes(config, length + 1, 4) == sum(a.nbytes for a in arrays)
 
 
@@ -105,8 +122,18 @@ def test_quantising_is_planned_as_it_is_done(tmp_path):
     assert planned == headers(loaded)
 
 
-def test_experts_count_by_how_many_are_chosen():
-    config = {"num_experts": 4, "num_experts_per_tok": 2}
+def test_gemma4_fields_that_a_config_leaves_out_are_mlx_lms():
+    args = ModelArgs()
+    width = 2 * args.num_key_value_heads * 4
+    # Fifteen of 35 layers keep keys and values, every fifth of them sees all.
+    expected = (12 * 512 * args.head_dim + 3 * 1000 * args.global_head_dim) * width
+    for config in ({"model_type": "gemma4_text"}, {"model_type": "gemma4", "text_config": {}}):
+        assert reads.cache_bytes(config, 1000, 4) == expected
+
+
+@pytest.mark.parametrize("field", ["num_experts_per_tok", "experts_per_token", "top_k_experts"])
+def test_experts_count_by_how_many_are_chosen(field):
+    config = {"num_experts": 4, field: 2}
     tensors = {"model.layers.0.mlp.switch_mlp.up_proj.weight": Stored("F32", (4, 32, 64))}
     one, _ = reads.target_reads(tensors, config, 1)
     many, _ = reads.target_reads(tensors, config, 30)
@@ -170,3 +197,83 @@ def test_a_pair_of_many_weights_is_counted_in_pieces():
     model, drafter = make_model(DENSE), make_drafter()
     whole = touched(model, drafter, PROMPT, 8)
     assert touched(model, drafter, PROMPT, 8, names_at_once=7) == whole
+
+
+# --- what loading refuses, the plan refuses alike
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return save_target(tmp_path_factory.mktemp("model") / "target")
+
+
+def both_refuse(target, folder, bits=None) -> str:
+    messages = []
+    for read in (
+        lambda: load_drafter(folder, bits=bits),
+        lambda: plan.read_plan(target, folder, bits),
+    ):
+        with pytest.raises(ValueError) as error:
+            read()
+        messages.append(str(error.value))
+    assert messages[0] == messages[1] and "\n" not in messages[0]
+    return messages[0]
+
+
+def test_bits_for_a_quantised_drafter_are_refused(target, tmp_path):
+    folder = save_drafter(tmp_path / "drafter")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] = {"bits": 4, "group_size": 32}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert "already quantised" in both_refuse(target, folder, 4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda w: w.pop("hidden_norm.weight"), "`hidden_norm.weight` is missing"),
+        (lambda w: w.pop("layers.1.mlp.up_proj.weight"), "is missing"),
+        (lambda w: w.update(more=mx.zeros((2,))), "`more` is unexpected"),
+        (lambda w: w.update({"norm.weight": mx.zeros((3,))}), "has shape"),
+        (lambda w: w.update({"lm_head.weight": mx.zeros((3,))}), "vocabulary of its own"),
+    ],
+)
+def test_tensors_at_odds_with_the_config_are_refused(change, message, target, tmp_path):
+    folder = save_drafter(tmp_path / "drafter")
+    weights = mx.load(str(folder / "model.safetensors"))
+    change(weights)
+    mx.save_safetensors(str(tmp_path / "changed.safetensors"), weights)
+    (tmp_path / "changed.safetensors").replace(folder / "model.safetensors")
+    assert message in both_refuse(target, folder)
+
+
+def test_checking_tensors_makes_none(target, tmp_path):
+    folder = save_drafter(tmp_path / "drafter")
+    plan.read_plan(target, folder)
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    plan.read_plan(target, folder)
+    size = (folder / "model.safetensors").stat().st_size
+    assert mx.get_peak_memory() - before < size / 10
+
+
+def test_nothing_but_configs_is_downloaded_for_a_pair_that_does_not_fit(
+    target, tmp_path, monkeypatch
+):
+    folder = save_drafter(tmp_path / "drafter")
+    places, asked = {"a/target": target, "a/drafter": folder}, []
+
+    def download(repo, revision=None, allow_patterns=None):
+        asked.append((repo, tuple(allow_patterns)))
+        return str(places[repo])
+
+    monkeypatch.setattr(checkpoint, "snapshot_download", download)
+    plan.read_plan("a/target", "a/drafter")
+    assert {repo for repo, files in asked if "*.safetensors" in files} == {*places}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_target_layers": 6}))
+    asked.clear()
+    with pytest.raises(ValueError, match="num_target_layers"):
+        plan.read_plan("a/target", "a/drafter")
+    assert asked and all(files == checkpoint.CONFIG_FILES for _, files in asked)

@@ -3,11 +3,21 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny import DENSE, VOCAB, make_drafter, make_model, make_tokenizer, plain_tokens
+from tiny import (
+    DENSE,
+    VOCAB,
+    drafter_config,
+    make_drafter,
+    make_model,
+    make_tokenizer,
+    plain_tokens,
+)
 
 from mlx_dflash2 import embedded, load, load_drafter, variants
 from mlx_dflash2.doctor.trace import Outcome, Trace, bisect
 from mlx_dflash2.doctor.trials import Trial, likely_masks, make_trials
+from mlx_dflash2.drafter import Drafter
+from mlx_dflash2.drafter_args import DrafterArgs
 from mlx_dflash2.targets import bind
 from mlx_dflash2.teacher_forced import (
     Forced,
@@ -63,7 +73,7 @@ def test_recall_and_lengths_by_hand():
 def test_variants_share_weights_and_leave_the_drafter():
     drafter = make_drafter()
     before = variants.parameters(drafter)
-    assert [t.stage for t in make_trials(drafter, [3, 4, VOCAB - 1])] == [
+    assert [t.stage for t in make_trials(drafter, [3, 4, VOCAB - 1], 4)] == [
         "convolution", "rope", "is_causal", "mask_token_id", "mask_token_id", "candidate_selector",
     ]  # fmt: skip
     after = variants.parameters(drafter)
@@ -71,8 +81,19 @@ def test_variants_share_weights_and_leave_the_drafter():
     twice = variants.with_conv_sides_swapped(variants.with_conv_sides_swapped(drafter))
     for name, value in variants.parameters(twice).items():
         assert mx.array_equal(value, before[name])
-    assert variants.with_taps(drafter, 1) is None
-    assert variants.with_taps(drafter, -1) is None
+    assert variants.with_taps(drafter, 1, 4) is None
+    assert variants.with_taps(drafter, -1, 4) is None
+
+
+def test_taps_move_within_the_targets_real_depth(tiny):
+    model, plain = tiny
+    config = drafter_config(target_layer_ids=[0, 1, 2])
+    del config["num_target_layers"]
+    drafter = Drafter(DrafterArgs.from_dict(config))
+    assert drafter.args.num_target_layers == 3
+    trace = bisect(model, drafter, [(PROMPT, plain)], num_anchors=4)
+    changes = [outcome.trial.change for outcome in trace.outcomes]
+    assert "taps one layer later: [1, 2, 3]" in changes
 
 
 def test_variants_of_a_quantised_drafter():
@@ -184,7 +205,7 @@ def real():
 
 
 BREAKS = {
-    "target_layer_ids": (lambda d: variants.with_taps(d, 1), "[1, 10, 19, 28]"),
+    "target_layer_ids": (lambda d: variants.with_taps(d, 1, 30), "[1, 10, 19, 28]"),
     "candidate_selector": (variants.with_codebooks_swapped, "codebooks swapped"),
     "convolution": (variants.with_conv_sides_swapped, "two sides swapped"),
     "mask_token_id": (lambda d: variants.with_mask_id(d, 1000), "mask_token_id 4,"),

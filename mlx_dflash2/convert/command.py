@@ -161,13 +161,14 @@ def _source_card(hf_path: str, revision: str | None) -> str | None:
 
 
 def _upload(path: Path, upload_repo: str):
-    card = (path / CARD_FILES[0]).read_text(encoding="utf-8")
-    upload_to_hub(str(path), upload_repo)
-    # mlx-lm puts a card in its place that is about language models.
-    (path / CARD_FILES[0]).write_text(card, encoding="utf-8")
-    HfApi().upload_file(
-        path_or_fileobj=path / CARD_FILES[0], path_in_repo=CARD_FILES[0], repo_id=upload_repo
-    )
+    file = path / CARD_FILES[0]
+    card = file.read_text(encoding="utf-8")
+    try:
+        upload_to_hub(str(path), upload_repo)
+    finally:
+        # mlx-lm puts a card in its place that is about language models.
+        file.write_text(card, encoding="utf-8")
+    HfApi().upload_file(path_or_fileobj=file, path_in_repo=file.name, repo_id=upload_repo)
 
 
 def _command(args: argparse.Namespace):

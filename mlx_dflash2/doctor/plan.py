@@ -7,13 +7,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoint import Stored, read_config, read_headers, resolve, weight_files
+from ..checkpoint import Stored, read_headers, resolve, weight_files
 from ..drafter import Drafter
 from ..drafter_args import DrafterArgs
-from ..load import is_drafter, read_drafter_args
+from ..load import check_target, read_drafter_args
 from ..pair import TargetShape, check_fit
 from ..registry import known_target
-from ..weights import main_dtype
+from ..weights import fit_to, main_dtype
 from .reads import (
     FLOATING,
     Reads,
@@ -133,26 +133,36 @@ def read_plan(
     Raises:
         FileNotFoundError, ValueError: as loading the pair would, in one line.
     """
-    folder = resolve(model)
-    config = read_config(folder)
-    if is_drafter(config):
-        raise ValueError(f"{model}, given as the model, is a drafter.")
+    # The configs alone tell most of what is wrong: weights, if not here yet, come after them.
+    config = check_target(model)
     args = read_drafter_args(draft_model)
+    if draft_bits is not None and args.quantization:
+        raise ValueError(
+            f"`bits` is {draft_bits} but {draft_model} is already quantised; leave `bits` out."
+        )
     check_fit(args, TargetShape.from_config(config))
-    target = text_tensors(read_headers(weight_files(folder, "model*.safetensors")))
-    stored = read_headers(weight_files(resolve(draft_model)))
-    stored = Drafter(args).sanitize(stored)
-    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    dtype = mx.float32 if device == "cpu" else main_dtype(stored)
-    drafter = drafter_tensors(stored, _NAMES[dtype], draft_bits)
     if length is not None and not 1 <= length <= args.block_size:
         raise ValueError(
             f"The acceptance length is {length} but has to be from 1 to {args.block_size}, the "
             "drafter's block."
         )
+    stored = _drafter_headers(draft_model, args)
+    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
+    dtype = mx.float32 if device == "cpu" else main_dtype(stored)
+    drafter = drafter_tensors(stored, _NAMES[dtype], draft_bits)
+    target = text_tensors(read_headers(weight_files(resolve(model), "model*.safetensors")))
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(draft_model))
     return Plan(config, args, target, drafter, number_size(target), device, length)
+
+
+def _drafter_headers(draft_model: str | Path, args: DrafterArgs) -> dict[str, Stored]:
+    """A drafter's tensors by their names in it, checked as loading checks them."""
+    # Its random weights are never evaluated.
+    drafter = Drafter(args)
+    stored = drafter.sanitize(read_headers(weight_files(resolve(draft_model))))
+    fit_to(drafter, stored)
+    return stored
 
 
 def number_size(target: dict[str, Stored]) -> int:

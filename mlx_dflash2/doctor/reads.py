@@ -1,9 +1,11 @@
 """Bytes that a round reads, from configs and tensor headers alone."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any
+
+from mlx_lm.models import gemma4_text
 
 from ..checkpoint import Stored
 from ..drafter_args import SLIDING, DrafterArgs
@@ -16,7 +18,9 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 # Parts of a checkpoint that mlx-lm's text model leaves out.
 LEFT_OUT = ("vision", "visual", "multi_modal", "mtp.", "audio")
 # One layer in so many sees everything, where a config of this model file does not say.
-PATTERNS = {"muse_glimmer": 4, "gemma3_text": 6, "gemma4_text": 5, "gpt_oss": 2}
+PATTERNS = {"muse_glimmer": 4, "gemma3_text": 6, "gpt_oss": 2}
+# What a Gemma 4 config that leaves a field out means by it.
+GEMMA4 = {field.name: field.default for field in fields(gemma4_text.ModelArgs)}
 EMBEDDING, HEAD = "embed_tokens.", "lm_head."
 # Rows of a matrix product that MLX's own quantised kernels serve with one read of the weights:
 # several on a GPU, and on the CPU backend one.
@@ -100,7 +104,8 @@ def target_reads(tensors: dict[str, Stored], config: dict[str, Any], rows: int) 
 def _expert_share(config: dict[str, Any], rows: int) -> float:
     """Share of the experts that some rows choose, if each chooses at random."""
     experts = config.get("num_experts") or config.get("num_local_experts")
-    chosen = config.get("num_experts_per_tok") or config.get("experts_per_token")
+    names = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
+    chosen = next((config[name] for name in names if config.get(name)), None)
     return 1 - (1 - chosen / experts) ** rows if experts and chosen else 1.0
 
 
@@ -130,31 +135,45 @@ def drafter_reads(tensors: dict[str, Stored], args: DrafterArgs) -> int:
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
     """A target's config with its nested text model's fields on top."""
-    return config | (config.get("text_config") or {})
+    text = config | (config.get("text_config") or {})
+    return GEMMA4 | text if str(text.get("model_type")).startswith("gemma4") else text
 
 
-def cache_layers(config: dict[str, Any]) -> Iterator[int | None]:
-    """For every layer that keeps keys and values, its window, or ``None`` if it sees all."""
+def cache_layers(config: dict[str, Any]) -> Iterator[tuple[int | None, int]]:
+    """For every layer that keeps keys and values, its window and the numbers in a token's keys.
+
+    The window is ``None`` where a layer sees all.
+    """
     config = text_config(config)
     count, window = config["num_hidden_layers"], config.get("sliding_window")
     interval = config.get("full_attention_interval")
     pattern = config.get("sliding_window_pattern") or PATTERNS.get(config.get("model_type"))
-    for index, kind in enumerate(config.get("layer_types") or [None] * count):
+    kinds = config.get("layer_types") or [None] * count
+    # The last layers of some read the keys and values of earlier ones.
+    for index, kind in enumerate(kinds[: count - (config.get("num_kv_shared_layers") or 0)]):
         if kind == "linear_attention":
             continue
         if kind is None and interval and (index + 1) % interval:
             continue
         slides = kind == SLIDING or (kind is None and pattern and (index + 1) % pattern)
-        yield window if slides else None
+        yield (window if slides else None), _keys_width(config, slides)
+
+
+def _keys_width(config: dict[str, Any], slides: bool) -> int:
+    """Numbers in one token's keys, which are as many as in its values."""
+    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    if not slides:
+        width = config.get("global_head_dim") or width
+        if config.get("attention_k_eq_v"):
+            heads = config.get("num_global_key_value_heads") or heads
+    return heads * width
 
 
 def cache_bytes(config: dict[str, Any], tokens: int, size: int) -> int:
     """Bytes of a target's keys and values after some tokens, ``size`` bytes a number."""
-    text = text_config(config)
-    heads = text.get("num_key_value_heads") or text["num_attention_heads"]
-    width = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-    kept = sum(min(tokens, window or tokens) for window in cache_layers(config))
-    return kept * 2 * heads * width * size
+    kept = sum(min(tokens, window or tokens) * width for window, width in cache_layers(config))
+    return kept * 2 * size
 
 
 def context_bytes(args: DrafterArgs, tokens: int, size: int) -> int:

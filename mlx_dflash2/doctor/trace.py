@@ -13,7 +13,7 @@ import numpy as np
 
 from ..drafter import Drafter
 from ..stats import LOW_ACCEPTANCE
-from ..targets import bind
+from ..targets import Target, bind
 from ..teacher_forced import CANDIDATES, Forced, Replay, acceptance_length, measure, recall
 from .trials import Trial, make_trials
 
@@ -181,8 +181,9 @@ def bisect(
     Raises:
         ValueError: if no answer is longer than a block.
     """
-    trials = make_trials(drafter, mask_ids)
-    pieces = _pieces(model, drafter, trials, texts, num_anchors)
+    target = bind(model)
+    trials = make_trials(drafter, mask_ids, target.shape.num_layers)
+    pieces = _pieces(target, drafter, trials, texts, num_anchors)
     live = [Outcome(trial) for trial in trials]
     outcomes, parts, seen, size = list(live), [], [], FIRST_CHUNK
     while len(seen) < len(pieces):
@@ -210,7 +211,7 @@ Piece = tuple[Replay, int]
 
 
 def _pieces(
-    model: nn.Module,
+    target: Target,
     drafter: Drafter,
     trials: Sequence[Trial],
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
@@ -218,7 +219,7 @@ def _pieces(
 ) -> list[Piece]:
     """Anchors of all texts, in an order that soon has some of each."""
     layers = {i for d in [drafter, *(t.drafter for t in trials)] for i in d.target_layer_ids}
-    length, target, pieces = drafter.block_size - 1, bind(model), []
+    length, pieces = drafter.block_size - 1, []
     for prompt, answer in texts:
         if len(answer) > length:
             replay = Replay(target, [*prompt, *answer], len(prompt), layers)

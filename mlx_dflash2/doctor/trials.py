@@ -47,20 +47,21 @@ class Trial:
         return difference @ (weights / weights.sum())
 
 
-def make_trials(drafter: Drafter, mask_ids: Iterable[int]) -> list[Trial]:
+def make_trials(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> list[Trial]:
     """Every repair that this drafter allows.
 
     Args:
         drafter (Drafter): The suspect.
         mask_ids (iterable of int): Ids that may be the true mask.
+        num_layers (int): Of the target; a drafter's config need not say how many it has.
     """
-    return [*_wiring(drafter), *_masks(drafter, mask_ids), *_selector(drafter)]
+    return [*_wiring(drafter, num_layers), *_masks(drafter, mask_ids), *_selector(drafter)]
 
 
-def _wiring(drafter: Drafter) -> Iterator[Trial]:
+def _wiring(drafter: Drafter, num_layers: int) -> Iterator[Trial]:
     args = drafter.args
     for shift, way in ((-1, "one layer earlier"), (1, "one layer later")):
-        shifted = variants.with_taps(drafter, shift)
+        shifted = variants.with_taps(drafter, shift, num_layers)
         if shifted is not None:
             yield Trial("target_layer_ids", f"taps {way}: {shifted.target_layer_ids}", shifted)
     if args.has_conv:

@@ -101,16 +101,26 @@ class Admin:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         request = urllib.request.Request(self.url + path, data, headers, method=method)
         try:
-            with self._opener.open(request, timeout=self._timeout) as response:
-                return json.loads(response.read())
-        except urllib.error.HTTPError as error:
-            with error:
-                text = f"{method} {path}: HTTP {error.code}: {_detail(error.read())}"
-            raise AdminError(error.code, text) from None
+            return json.loads(self._answer(request))
+        except AdminError:
+            raise
         except urllib.error.URLError as error:
             raise ValueError(f"{self.url}: no server answers ({error.reason})") from None
+        except OSError as error:
+            reason = str(error) or type(error).__name__
+            raise ValueError(f"{self.url}{path}: no whole answer ({reason})") from None
         except (ValueError, http.client.HTTPException):
             raise ValueError(f"{self.url}{path}: the answer is no JSON; is this oMLX?") from None
+
+    def _answer(self, request: urllib.request.Request) -> bytes:
+        try:
+            with self._opener.open(request, timeout=self._timeout) as response:
+                return response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                detail = _detail(error.read())
+            text = f"{request.get_method()} {request.selector}: HTTP {error.code}: {detail}"
+            raise AdminError(error.code, text) from None
 
 
 def _detail(raw: bytes) -> str:

@@ -92,8 +92,13 @@ def check_quant(entry: Mapping[str, Any], pair: Pair) -> None:
             "dflash_draft_quant_enabled: found true, allowed: false, the drafter is quantised "
             "already"
         )
-    group_size = entry.get("dflash_draft_quant_group_size", DEFAULT_GROUP_SIZE)
-    odd = [row for row in pair.drafter_rows if group_size and row % group_size]
+    group_size = entry.get("dflash_draft_quant_group_size")
+    if group_size is None:
+        group_size = DEFAULT_GROUP_SIZE
+    if type(group_size) is not int or group_size < 1:
+        # The check of single values names it.
+        return
+    odd = [row for row in pair.drafter_rows if row % group_size]
     if odd:
         raise ValueError(
             f"dflash_draft_quant_group_size: found {group_size}, allowed: a divisor of the "

@@ -2,12 +2,13 @@
 
 import difflib
 import json
+import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .admin import Admin
+from .admin import Admin, AdminError
 from .entry import entry_problems, entry_warnings, keys_to_remove
 from .fields import DFLASH2_OMLX
 from .merge import check_mtp, plan_disable
@@ -108,7 +109,8 @@ def apply_settings(
     Returns:
         Applied: What changed.
     Raises:
-        ValueError: If the server would not run DFlash; its settings are as before then.
+        ValueError: If the server would not run DFlash; its settings are as before then, unless
+            the line says that they could not be taken back.
     """
     model_id, ours = single_entry(settings)
     models = admin.models()
@@ -125,17 +127,33 @@ def apply_settings(
     record = load_record(admin.url, model_id, undo_dir)
     save_record(admin.url, model_id, extend_record(record, before, after), undo_dir)
     payload = dict.fromkeys(reset) | ours
-    stored = admin.put_settings(model_id, payload)
+    stored = None
     try:
+        stored = admin.put_settings(model_id, payload)
         _check_kept(stored, ours)
         if reload:
             admin.reload()
             _check_reloaded(admin.models().get(model_id) or {}, ours)
-    except ValueError:
-        admin.put_settings(model_id, {key: before.get(key) for key in payload})
+    except ValueError as error:
+        if stored is None and isinstance(error, AdminError):
+            # The server refused the change: there is nothing to take back.
+            raise
+        _take_back(admin, model_id, {key: before.get(key) for key in payload}, error)
         save_record(admin.url, model_id, record, undo_dir)
-        raise
+        raise ValueError(f"{error}; the settings are as before") from None
     return applied
+
+
+def _take_back(admin: Admin, model_id: str, values: Mapping[str, Any], error: ValueError) -> None:
+    """Put the values from before a change that failed with ``error``."""
+    try:
+        admin.put_settings(model_id, values)
+    except ValueError as again:
+        name, url = shlex.quote(model_id), shlex.quote(admin.url)
+        raise ValueError(
+            f"{error}; the new settings are on the server and could not be taken back ({again}); "
+            f"`mlx_dflash2.omlx disable --running --write --model {name} --url {url}` undoes them"
+        ) from None
 
 
 def disable_remote(
@@ -189,12 +207,10 @@ def _check_kept(stored: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
         if key == "dflash_block_size" and stored.get(key) is None:
             raise ValueError(
                 "dflash_block_size: the server did not keep it, so it is too old for DFlash 2; "
-                f"allowed: oMLX {DFLASH2_OMLX[0]}, or {DFLASH2_OMLX[1]} and later; "
-                "the settings are as before"
+                f"allowed: oMLX {DFLASH2_OMLX[0]}, or {DFLASH2_OMLX[1]} and later"
             )
         raise ValueError(
-            f"{key}: the server stored {json.dumps(stored.get(key))}, not {json.dumps(value)}; "
-            "the settings are as before"
+            f"{key}: the server stored {json.dumps(stored.get(key))}, not {json.dumps(value)}"
         )
 
 
