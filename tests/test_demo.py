@@ -7,6 +7,7 @@ from saved_models import embedded_target
 from tiny import DENSE, make_model
 
 from mlx_dflash2 import demo
+from mlx_dflash2.benchmark.parity import Parity
 
 
 @pytest.fixture
@@ -34,6 +35,17 @@ def test_a_differing_token_is_an_error(pair, monkeypatch, capsys):
         demo.run(demo._demo)
     assert str(error.value).startswith("error: the tokens are not those of plain mlx-lm: token 0")
     assert "Both answers" not in capsys.readouterr().out
+
+
+def test_a_tie_is_told_and_no_error(pair, monkeypatch, capsys):
+    other = make_model(DENSE, seed=1)
+    plain = mlx_lm.stream_generate
+    monkeypatch.setattr(mlx_lm, "stream_generate", lambda model, *a, **k: plain(other, *a, **k))
+    monkeypatch.setattr(demo, "compare_tokens", lambda *_: Parity("tie", 0, 1, 2, 0.1, 0.125))
+    demo.run(demo._demo)
+    out = capsys.readouterr().out
+    assert out.count("A tie: token 0 is ") == 2 and "moves by 0.12." in out
+    assert "Both answers" not in out and "A verify pass of" in out
 
 
 def test_drafting_that_stops_is_an_error(pair, monkeypatch):
