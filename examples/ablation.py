@@ -1,9 +1,9 @@
-"""What selector and convolution bring: matched drafters for the embedded target.
+r"""What selector and convolution bring: matched drafters for the embedded target.
 
 It goes on where it stopped. Give it a folder with texts and taps, such as this command makes:
 
-    mlx_dflash2.train data taps --output-path FOLDER --dequantize --labels soft \\
-        --target-layer-ids 1 10 19 28 --mask-token-id 4 --num-layers 2 --block-size 8 \\
+    mlx_dflash2.train data taps --output-path FOLDER --dequantize --labels soft \
+        --target-layer-ids 1 10 19 28 --mask-token-id 4 --num-layers 2 --block-size 8 \
         --num-prompts 10000 --own-prompts 8000 --max-tokens 144
 """
 

@@ -51,6 +51,18 @@ def read_drafter_args(path_or_hf_repo: str | Path, revision: str | None = None) 
     return DrafterArgs.from_dict(config)
 
 
+def check_bits(bits: int | None, args: DrafterArgs, path_or_hf_repo: str | Path):
+    """Refuse to quantise a drafter at load that is stored quantised.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if bits is not None and args.quantization:
+        raise ValueError(
+            f"`bits` is {bits} but {path_or_hf_repo} is already quantised; leave `bits` out."
+        )
+
+
 def load_drafter(
     path_or_hf_repo: str | Path,
     *,
@@ -77,10 +89,7 @@ def load_drafter(
     """
     _check_options(bits, group_size, dtype)
     args = read_drafter_args(path_or_hf_repo, revision)
-    if bits is not None and args.quantization:
-        raise ValueError(
-            f"`bits` is {bits} but {path_or_hf_repo} is already quantised; leave `bits` out."
-        )
+    check_bits(bits, args, path_or_hf_repo)
     files = weight_files(resolve(path_or_hf_repo, revision))
     drafter = Drafter(args)
     stored = drafter.sanitize(read_headers(files))

@@ -10,7 +10,7 @@ import mlx.core as mx
 from ..checkpoint import Stored, read_headers, resolve, weight_files
 from ..drafter import Drafter
 from ..drafter_args import DrafterArgs
-from ..load import check_target, read_drafter_args
+from ..load import check_bits, check_target, read_drafter_args
 from ..pair import TargetShape, check_fit
 from ..registry import known_target
 from ..weights import fit_to, main_dtype
@@ -136,10 +136,7 @@ def read_plan(
     # The configs alone tell most of what is wrong: weights, if not here yet, come after them.
     config = check_target(model)
     args = read_drafter_args(draft_model)
-    if draft_bits is not None and args.quantization:
-        raise ValueError(
-            f"`bits` is {draft_bits} but {draft_model} is already quantised; leave `bits` out."
-        )
+    check_bits(draft_bits, args, draft_model)
     check_fit(args, TargetShape.from_config(config))
     if length is not None and not 1 <= length <= args.block_size:
         raise ValueError(
