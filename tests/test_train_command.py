@@ -13,7 +13,7 @@ from mlx_dflash2.benchmark.data import Prompt
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import ablation, evaluate
 from mlx_dflash2.train.arguments import parse
-from mlx_dflash2.train.chain import chain
+from mlx_dflash2.train.chain import Chain, chain
 from mlx_dflash2.train.command import main
 from mlx_dflash2.train.corpus import Corpus
 from mlx_dflash2.train.run import Run
@@ -164,6 +164,16 @@ def test_the_ablation_compares_matched_drafters(tmp_path, target_path):
     ablation.save(found, tmp_path / "results")
     assert json.loads((tmp_path / "results" / "ablation.json").read_text()) == found
     assert (tmp_path / "results" / "ablation.png").is_file()
+
+
+def test_gains_are_paired_over_prompts():
+    """Every prompt takes two thirds of the rounds: the gain is certain, the length is not."""
+    tokens, rounds = np.array([60, 60, 60]), np.array([60, 30, 12])
+    first = Chain(tokens, rounds, rounds, rounds)
+    found = ablation.spread(first._replace(path=rounds * 2 // 3), first)
+    assert found["gain"] == pytest.approx(0.5)
+    assert found["gain_interval"] == pytest.approx([0.5, 0.5])
+    assert found["interval"][0] < 2 < found["interval"][1]
 
 
 def test_all_runs_are_held_against_the_same_prompts():

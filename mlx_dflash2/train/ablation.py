@@ -125,7 +125,7 @@ def measure(
         first = counts if first is None else first
         result = {
             "parameters": sum(x.size for x in parameters(drafter).values()),
-            "chain": counts.lengths() | _spread(counts, first),
+            "chain": counts.lengths() | spread(counts, first),
             "decoding": {},
         }
         for temp in (0.0, 1.0):
@@ -142,8 +142,16 @@ def measure(
     return found
 
 
-def _spread(counts: Chain, first: Chain) -> dict[str, Any]:
-    """Intervals over prompts: of the acceptance length, and of its gain for the same tokens."""
+def spread(counts: Chain, first: Chain) -> dict[str, Any]:
+    """Intervals over prompts, of a drafter's acceptance length and of its gain over another one.
+
+    Args:
+        counts, first (Chain): The drafter's and the other one's, for the same texts.
+
+    Returns:
+        dict: ``interval``, ``gain`` as a share, and ``gain_interval``, which is paired: both
+        drafters meet the same prompts in every resample.
+    """
     return {
         "interval": interval(counts.tokens, counts.path),
         "gain": float(first.path.sum() / counts.path.sum()) - 1,
