@@ -12,7 +12,7 @@ test-slow: .venv/installed
 	$(BIN)/python -m pytest -m slow
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check .
 bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
-kernels: .venv/installed ; $(BIN)/python tests/metal_on_cpu/launches.py
+kernels: .venv/installed ; $(BIN)/python tools/launches.py
 wheel: .venv/installed ; $(BIN)/python -m hatchling build -t sdist -t wheel -d dist
 clean: ; rm -rf .venv build dist .pytest_cache .ruff_cache
 

@@ -2,8 +2,9 @@
 
 import mlx.core as mx
 
-from mlx_dflash2 import Stats, embedded, generate, load
-from mlx_dflash2.drafter import Proposal
+from mlx_dflash2 import Stats, embedded, generate
+from mlx_dflash2.checkpoint import load
+from mlx_dflash2.drafter.model import Proposal
 
 
 class PromptLookup:

@@ -1,12 +1,12 @@
 """Lossless DFlash 2 speculative decoding for mlx-lm."""
 
 from ._version import __version__
-from .batch import batch_generate
+from .checkpoint.load import load, load_drafter
+from .decode.batch.generate import batch_generate
+from .decode.sampling import make_logits_processors, make_sampler
+from .decode.session import DFlashPromptCache
+from .decode.stats import Stats
 from .generate import generate, stream_generate
-from .load import load, load_drafter
-from .prompt_cache import DFlashPromptCache
-from .sampling import make_logits_processors, make_sampler
-from .stats import Stats
 
 __all__ = [
     "DFlashPromptCache",

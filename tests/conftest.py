@@ -4,10 +4,10 @@ import sys
 import mlx.core as mx
 import mlx_lm
 import pytest
-from saved_models import save_drafter, save_target
+from support.saved_models import save_drafter, save_target
 
 from mlx_dflash2 import load_drafter
-from mlx_dflash2.load_pair import Pair
+from mlx_dflash2.pairs.load import Pair
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from saved_models import embedded_target
+from support.saved_models import embedded_target
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
@@ -45,9 +45,7 @@ def running():
 
 
 def test_every_example_is_run():
-    # These take half an hour; test_full_size.py and test_train_command.py run them at reduced size.
-    slow = {"full_size", "ablation"}
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, *slow}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED}
 
 
 @pytest.mark.parametrize("name", EXPECTED)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mlx_dflash2
-from mlx_dflash2.registry import DRAFTERS
+from mlx_dflash2.pairs.known import DRAFTERS
 from mlx_dflash2.targets import supported_targets
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +57,7 @@ def dist_info(wheel, name):
 def test_wheel_holds_the_package_and_nothing_else(wheel):
     metal = {f"mlx_dflash2/{name}" for name in sources("metal")}
     expected = sources("mlx_dflash2") | metal
-    assert metal and "mlx_dflash2/assets/smollm2_135m_dflash2/model.safetensors" in expected
+    assert metal and "mlx_dflash2/embedded/smollm2_135m_dflash2/model.safetensors" in expected
     assert {n for n in wheel.namelist() if ".dist-info/" not in n} == expected
     for name in expected:
         source = ROOT / (name.removeprefix("mlx_dflash2/") if name in metal else name)

@@ -15,21 +15,17 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from rich.console import Console
 from rich.progress import Progress
 
-from ..arguments import (
-    add_draft_model_argument,
-    add_model_arguments,
-    load_arguments,
-)
-from ..checkpoint import resolve
-from ..console import note, run
-from ..load import read_drafter_args
-from ..load_pair import load_pair, pair_paths
-from ..machine import fingerprint
-from ..sampling import check_seed, make_sampler
+from ..checkpoint.files import resolve
+from ..checkpoint.load import read_drafter_args
+from ..cli.arguments import add_draft_model_argument, add_model_arguments, load_arguments
+from ..cli.console import note, run
+from ..decode.sampling import check_seed, make_sampler
+from ..evaluation.machine import fingerprint
+from ..evaluation.prompts import SUITES, digest, encode, read_rows
+from ..pairs.load import load_pair, pair_paths
 from . import plots
 from .arms import Settings, make_arms
 from .compare import compare, read
-from .data import SUITES, digest, encode, read_rows
 from .measure import Bench
 from .report import markdown
 from .results import measure_all, models_of, prepare_drafters

@@ -10,10 +10,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..drafter import Drafter
-from ..stats import Stats
+from ..decode.stats import Stats
+from ..drafter.model import Drafter
+from ..evaluation.prompts import Prompt
 from .arms import Arm, Settings, num_bytes
-from .data import Prompt
 
 WARM_UP_TOKENS = 3
 

@@ -13,12 +13,12 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generation_stream
 
-from ..decoder import Decoder
-from ..drafter import Drafter, Proposal
-from ..judge import Decision, Judge
-from ..kv_quantization import KVQuantization
-from ..sampling import make_sampler
-from ..stats import Stats
+from ..decode.judge import Decision, Judge
+from ..decode.kv_quantization import KVQuantization
+from ..decode.loop import Decoder
+from ..decode.sampling import make_sampler
+from ..decode.stats import Stats
+from ..drafter.model import Drafter, Proposal
 from .arms import Arm, Settings
 
 DRAFT, SELECT, VERIFY, ACCEPT, HOST = "draft", "select", "verify", "accept/rollback", "host"

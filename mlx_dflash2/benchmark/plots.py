@@ -3,9 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ..evaluation.plots import line_plot, new_figure
 from .phases import PHASES
-
-INSTALL = "Plots need matplotlib: pip install 'mlx-dflash2[plots]'."
 
 
 def check():
@@ -15,20 +14,6 @@ def check():
         ImportError: if matplotlib is not installed.
     """
     new_figure()
-
-
-def new_figure():
-    """An empty figure.
-
-    Raises:
-        ImportError: if matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(INSTALL) from error
-    # A figure of its own, without pyplot: no window, no global state.
-    return Figure(figsize=(7, 4.2), layout="constrained", dpi=130)
 
 
 def save(results: dict[str, Any], folder: Path) -> list[Path]:
@@ -57,19 +42,6 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
             written.append(folder / f"{name}.png")
             figure.savefig(written[-1])
     return written
-
-
-def line_plot(title: str, curves: dict[str, list], ylabel: str):
-    """Shares by position in the block, a curve for each label."""
-    figure = new_figure()
-    axes = figure.subplots()
-    for label, values in curves.items():
-        axes.plot(range(1, len(values) + 1), values, marker="o", label=label)
-    axes.set(xlabel="position in the block", ylabel=ylabel, title=title, ylim=(0, 1))
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure
 
 
 def _positions(mean: dict[str, Any]):

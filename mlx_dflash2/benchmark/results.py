@@ -8,19 +8,19 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoint import resolve
-from ..drafter import Drafter
-from ..load import load_drafter
-from ..load_pair import pair_paths
-from ..machine import environment, fingerprint
-from ..registry import model_name
-from ..variants import without_selector
+from ..checkpoint.files import resolve
+from ..checkpoint.load import load_drafter
+from ..drafter.model import Drafter
+from ..drafter.variants import without_selector
+from ..evaluation.machine import environment, fingerprint
+from ..evaluation.parity import compare_tokens
+from ..evaluation.recall import recall_table
+from ..pairs.known import model_name
+from ..pairs.load import pair_paths
 from .arms import Arm, lacks_selector
 from .compare import FORMAT, KIND
 from .measure import Bench, Sample
-from .parity import compare_tokens
 from .phases import time_phases
-from .recall import recall_table
 from .summary import by_suite, mean_of
 
 

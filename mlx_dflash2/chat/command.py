@@ -5,7 +5,7 @@ import sys
 
 import mlx.core as mx
 
-from ..arguments import (
+from ..cli.arguments import (
     CACHE,
     DRAFTING,
     add_cache_arguments,
@@ -21,9 +21,9 @@ from ..arguments import (
     named,
     sampling_options,
 )
-from ..console import note, prefill_progress, run, stoppable
-from ..load_pair import Pair, load_pair
-from ..stats import Stats
+from ..cli.console import note, prefill_progress, run, stoppable
+from ..decode.stats import Stats
+from ..pairs.load import Pair, load_pair
 from .conversation import Conversation
 
 HELP = "Commands: q ends the chat, r forgets the conversation, h shows this; Ctrl-C stops an answer"

@@ -6,11 +6,11 @@ from typing import Any
 
 from mlx_lm.generate import GenerationResponse
 
+from ..decode.session import DFlashPromptCache
+from ..decode.stats import Stats
+from ..decode.text import chat_prompt
 from ..generate import stream_generate
-from ..load_pair import Pair
-from ..prompt_cache import DFlashPromptCache
-from ..stats import Stats
-from ..text import chat_prompt
+from ..pairs.load import Pair
 
 
 class Conversation:

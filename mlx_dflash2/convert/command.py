@@ -10,15 +10,15 @@ from huggingface_hub.utils import validate_repo_id
 from mlx.utils import tree_flatten
 from mlx_lm.utils import dequantize_model, upload_to_hub
 
-from ..checkpoint import CONFIG_FILES, read_config, resolve
-from ..console import note, run
-from ..drafter import Drafter
-from ..export import refuse_existing, save_drafter
-from ..load import DTYPES, load_drafter, read_drafter_args
-from ..speculators import from_speculators, is_speculators
-from ..weights import cast
-from .quantisation import BITS, GROUP_SIZES, Quantisation
-from .report import converted_card, describe, make_card
+from ..checkpoint.card import converted_card, describe, make_card
+from ..checkpoint.files import CONFIG_FILES, read_config, resolve
+from ..checkpoint.load import DTYPES, load_drafter, read_drafter_args
+from ..checkpoint.quantization import BITS, GROUP_SIZES, Quantisation
+from ..checkpoint.save import refuse_existing, save_drafter
+from ..checkpoint.tensors import cast
+from ..cli.console import note, run
+from ..drafter.model import Drafter
+from ..drafter.speculators import from_speculators, is_speculators
 
 CARD_FILES = ("README.md",)
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..arguments import add_draft_model_arguments
-from ..benchmark.data import encode, read_rows
-from ..console import note, run
-from ..load_pair import load_pair, pair_paths
-from ..machine import chip_name, memory_size
-from ..machine import environment as machine
-from ..teacher_forced import write_text
+from ..cli.arguments import add_draft_model_arguments
+from ..cli.console import note, run
+from ..evaluation.machine import chip_name, memory_size
+from ..evaluation.machine import environment as machine
+from ..evaluation.prompts import encode, read_rows
+from ..evaluation.teacher_forced import write_text
+from ..pairs.load import load_pair, pair_paths
 from . import environment, plan
 from .chips import find_chip
 from .kernels import DEFAULT_REPEATS, doctor_kernels

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from ..machine import environment
+from ..evaluation.machine import environment
 from .chips import find_chip
 from .kernels import why_no_kernels
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoint import Stored, read_headers, resolve, weight_files
-from ..drafter import Drafter
-from ..drafter_args import DrafterArgs
-from ..load import check_bits, check_target, read_drafter_args
-from ..pair import TargetShape, check_fit
-from ..registry import known_target
-from ..weights import fit_to, main_dtype
+from ..checkpoint.files import Stored, read_headers, resolve, weight_files
+from ..checkpoint.load import check_bits, check_target, read_drafter_args
+from ..checkpoint.tensors import fit_to, main_dtype
+from ..drafter.args import DrafterArgs
+from ..drafter.fit import check_fit
+from ..drafter.model import Drafter
+from ..pairs.known import known_target
+from ..targets.shape import TargetShape
 from .reads import (
     FLOATING,
     Reads,

@@ -7,9 +7,9 @@ from typing import Any
 
 from mlx_lm.models import gemma4_text
 
-from ..checkpoint import Stored
-from ..drafter_args import SLIDING, DrafterArgs
-from ..weights import QUANTISED_AT_LOAD
+from ..checkpoint.files import Stored
+from ..checkpoint.tensors import QUANTISED_AT_LOAD
+from ..drafter.args import SLIDING, DrafterArgs
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1} | {
     f"{kind}{bits}": bits // 8 for kind in "UI" for bits in (8, 16, 32, 64)

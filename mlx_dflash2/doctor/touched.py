@@ -9,8 +9,8 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..accept import accept_greedy
-from ..drafter import Drafter
+from ..decode.accept import accept_greedy
+from ..drafter.model import Drafter
 from ..targets import bind
 
 # Primitives that take a part of their input.

@@ -11,10 +11,17 @@ from itertools import groupby
 import mlx.nn as nn
 import numpy as np
 
-from ..drafter import Drafter
-from ..stats import LOW_ACCEPTANCE
+from ..decode.stats import LOW_ACCEPTANCE
+from ..drafter.model import Drafter
+from ..evaluation.teacher_forced import (
+    CANDIDATES,
+    Forced,
+    Replay,
+    acceptance_length,
+    measure,
+    recall,
+)
 from ..targets import Target, bind
-from ..teacher_forced import CANDIDATES, Forced, Replay, acceptance_length, measure, recall
 from .trials import Trial, make_trials
 
 DEFAULT_ANCHORS = 120

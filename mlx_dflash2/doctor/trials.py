@@ -7,9 +7,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .. import variants
-from ..drafter import Drafter
-from ..teacher_forced import Forced
+from ..drafter import variants
+from ..drafter.model import Drafter
+from ..evaluation.teacher_forced import Forced
 
 # Early rows decide: a row four later counts e times less, as in training.
 ROW_DECAY = 4.0

@@ -6,7 +6,7 @@ import sys
 
 from mlx_lm.generate import str2bool
 
-from ..arguments import (
+from ..cli.arguments import (
     CACHE,
     DRAFTING,
     add_cache_arguments,
@@ -23,12 +23,12 @@ from ..arguments import (
     safetensors_file,
     sampling_options,
 )
-from ..console import note, prefill_progress, run
-from ..load_pair import Pair, load_pair
-from ..prompt_cache import DFlashPromptCache, saved_metadata
-from ..stats import Stats
-from ..text import chat_prompt
-from .api import stream_generate
+from ..cli.console import note, prefill_progress, run
+from ..decode.generate import stream_generate
+from ..decode.session import DFlashPromptCache, saved_metadata
+from ..decode.stats import Stats
+from ..decode.text import chat_prompt
+from ..pairs.load import Pair, load_pair
 
 REFUSED = {
     "--image": "images are not drafted for; use mlx_lm.generate",

@@ -10,12 +10,7 @@ from .entry import entry_problems, entry_warnings
 from .fields import known_fields
 from .fit import Pair, check_pair, check_quant
 from .locate import Target, find_drafter
-from .settings import (
-    QUANTIZED_BLOCK_SIZE,
-    check_draft_reference,
-    chip_generation,
-    is_repo_id,
-)
+from .settings import QUANTIZED_BLOCK_SIZE, check_draft_reference, chip_generation, is_repo_id
 
 
 @dataclass

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import read_config, read_header, weight_files
-from ..load import is_drafter, read_drafter_args
-from ..pair import TargetShape, check_fit
+from ..checkpoint.files import read_config, read_header, weight_files
+from ..checkpoint.load import is_drafter, read_drafter_args
+from ..drafter.fit import check_fit
+from ..targets.shape import TargetShape
 from .settings import DEFAULT_GROUP_SIZE
 
 DRAFTER_ARCHITECTURE = "DFlash2DraftModel"

@@ -8,7 +8,7 @@ import mlx.nn as nn
 from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import make_prompt_cache
 
-from ..pair import TargetShape
+from .shape import TargetShape
 
 
 class Forward(NamedTuple):

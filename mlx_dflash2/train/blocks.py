@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..drafter import Drafter
+from ..drafter.model import Drafter
 
 
 class Masks(NamedTuple):

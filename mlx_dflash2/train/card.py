@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from ..convert.report import weights_row
-from ..drafter import Drafter
+from ..checkpoint.card import weights_row
+from ..drafter.model import Drafter
 
 _CARD = """\
 ---

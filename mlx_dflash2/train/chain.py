@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..drafter import Drafter
+from ..drafter.model import Drafter
+from ..evaluation.teacher_forced import CANDIDATES
 from ..kernels import top_k
-from ..teacher_forced import CANDIDATES
 from .blocks import run_blocks
 from .corpus import Corpus
 from .taps import TapSource, padded_tokens

@@ -2,7 +2,7 @@
 
 import sys
 
-from ..console import run
+from ..cli.console import run
 from .arguments import parse
 from .run import Run
 

@@ -16,8 +16,8 @@ from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tqdm import tqdm
 
-from ..benchmark.data import Prompt, digest, encode
-from ..console import note
+from ..cli.console import note
+from ..evaluation.prompts import Prompt, digest, encode
 from .corpus import Corpus, Text, write_shard
 from .prompts import PromptRow
 from .records import read_record, refuse_difference, write_record
@@ -66,7 +66,7 @@ def generate(
         tokenizer (TokenizerWrapper): Its tokenizer.
         prompts (iterable of PromptRow): What is answered.
         folder (str or Path): As of :func:`write_answers`.
-        thinking (str, optional): As of :func:`mlx_dflash2.benchmark.data.encode`.
+        thinking (str, optional): As of :func:`mlx_dflash2.evaluation.prompts.encode`.
 
     Raises:
         ValueError: as :func:`write_answers`.

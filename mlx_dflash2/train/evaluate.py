@@ -11,13 +11,13 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tqdm import tqdm
 
-from ..benchmark.data import Prompt
-from ..benchmark.recall import recall_table
-from ..console import note
-from ..drafter import Drafter
-from ..generate.api import dflash_generate_step
-from ..sampling import make_sampler
-from ..stats import Stats
+from ..cli.console import note
+from ..decode.generate import dflash_generate_step
+from ..decode.sampling import make_sampler
+from ..decode.stats import Stats
+from ..drafter.model import Drafter
+from ..evaluation.prompts import Prompt
+from ..evaluation.recall import recall_table
 
 _RESAMPLES = 2000
 _INTERVAL = (5, 95)
@@ -54,7 +54,7 @@ def decode(
         model (nn.Module): The target.
         tokenizer (TokenizerWrapper): Its tokenizer, for the tokens that end an answer.
         drafter (Drafter): The drafter.
-        prompts (sequence of Prompt): From :func:`mlx_dflash2.benchmark.data.encode`.
+        prompts (sequence of Prompt): From :func:`mlx_dflash2.evaluation.prompts.encode`.
         max_tokens (int): The most tokens of an answer.
         temp (float): 0 decodes greedily. Default: ``0.0``.
         seed (int): Of the draws above temperature 0, with the prompt's number. Default: ``0``.
@@ -147,7 +147,7 @@ def evaluate(
 
     Returns:
         dict: ``decoding`` by temperature, as :func:`acceptance`, and ``recall``, as
-        :func:`mlx_dflash2.benchmark.recall.recall_table`, or ``None`` where no answer is longer
+        :func:`mlx_dflash2.evaluation.recall.recall_table`, or ``None`` where no answer is longer
         than a block.
     """
     drafter.eval()

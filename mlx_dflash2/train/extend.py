@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from ..drafter_args import DrafterArgs
+from ..drafter.args import DrafterArgs
 from .shape import Shape
 
 _PARTS = (

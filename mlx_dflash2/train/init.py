@@ -7,9 +7,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..drafter import Drafter, DraftLayer
-from ..drafter_args import DrafterArgs
-from ..selector import CandidateSelector
+from ..drafter.args import DrafterArgs
+from ..drafter.model import Drafter, DraftLayer
+from ..drafter.selector import CandidateSelector
 from .codebooks import CODEBOOKS, FactoredCodebook, factor
 
 PARTS = ("backbone", "conv", "selector")

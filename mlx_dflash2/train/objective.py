@@ -5,16 +5,10 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 
-from ..drafter import Drafter
+from ..drafter.model import Drafter
 from .blocks import run_blocks
 from .codebooks import FactoredCodebook
-from .losses import (
-    d_pace_weights,
-    position_weights,
-    selector_loss,
-    unary_loss,
-    weighted_mean,
-)
+from .losses import d_pace_weights, position_weights, selector_loss, unary_loss, weighted_mean
 from .vocabulary import MAX_LOGITS, FullVocabulary, SampledVocabulary
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..benchmark.data import Prompt
+from ..evaluation.prompts import Prompt
 from .corpus import Corpus
 from .data import write_answers
 from .prompts import PromptRow

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..benchmark.plots import line_plot, new_figure
+from ..evaluation.plots import line_plot, new_figure
 
 
 def save_all(found: dict[str, Any], folder: Path) -> list[Path]:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from ..benchmark.data import read_rows
+from ..evaluation.prompts import read_rows
 
 GRAMMAR = Path(__file__).with_name("prompts.json")
 SPLITS = ("train", "held_out")

@@ -2,7 +2,7 @@
 
 from argparse import Namespace
 
-from ..drafter_args import DrafterArgs
+from ..drafter.args import DrafterArgs
 from ..targets import Target
 from .corpus import Corpus
 from .objective import Objective

@@ -2,13 +2,13 @@
 
 import mlx.core as mx
 
-from ..benchmark.data import encode
-from ..console import note
-from ..drafter import Drafter
-from ..drafter_args import DrafterArgs
-from ..export import config_of
-from ..load import load_drafter
-from ..pair import check_fit
+from ..checkpoint.load import load_drafter
+from ..checkpoint.save import config_of
+from ..cli.console import note
+from ..drafter.args import DrafterArgs
+from ..drafter.fit import check_fit
+from ..drafter.model import Drafter
+from ..evaluation.prompts import encode
 from . import checkpoints, plots, shipping
 from .card import results_table
 from .checks import check_ranges

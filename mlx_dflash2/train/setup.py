@@ -11,12 +11,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
 from .. import embedded
-from ..checkpoint import CONFIG_FILES, read_config, resolve
-from ..console import note
-from ..drafter import Drafter
-from ..drafter_args import DrafterArgs
-from ..load import load, load_drafter, read_drafter_args
-from ..pair import check_fit
+from ..checkpoint.files import CONFIG_FILES, read_config, resolve
+from ..checkpoint.load import load, load_drafter, read_drafter_args
+from ..cli.console import note
+from ..drafter.args import DrafterArgs
+from ..drafter.fit import check_fit
+from ..drafter.model import Drafter
 from ..targets import Target, bind
 from . import checkpoints, prompts
 from .batches import Batches

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..drafter_args import DrafterArgs, default_target_layer_ids
+from ..drafter.args import DrafterArgs, default_target_layer_ids
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_map
 
-from ..convert.quantisation import Quantisation
-from ..convert.report import describe_scheme
-from ..drafter import Drafter
-from ..export import config_of, save_drafter
+from ..checkpoint.card import describe_scheme
+from ..checkpoint.quantization import Quantisation
+from ..checkpoint.save import config_of, save_drafter
+from ..drafter.model import Drafter
 from . import checkpoints
 from .card import make_card, with_results
 from .corpus import Corpus

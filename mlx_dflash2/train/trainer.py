@@ -14,7 +14,7 @@ from mlx.nn.utils import average_gradients
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from tqdm import tqdm
 
-from ..drafter import Drafter
+from ..drafter.model import Drafter
 from . import checkpoints
 from .batches import Batches
 from .init import frozen_parameters

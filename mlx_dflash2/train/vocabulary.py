@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..drafter_args import DrafterArgs
+from ..drafter.args import DrafterArgs
 
 # Numbers of a logits array that may live at once: more rows are taken in turns.
 MAX_LOGITS = 2**25

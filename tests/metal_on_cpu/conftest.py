@@ -6,6 +6,8 @@ import sys
 import mlx.core as mx
 import pytest
 
+from mlx_dflash2.kernels import _common
+
 from . import BenchKernel, Launch, launch_with, missing_tools
 
 
@@ -32,3 +34,16 @@ def metal_cpu(launch, monkeypatch):
     """Every kernel that is built in this test runs on the bench."""
     monkeypatch.setattr(mx.fast, "metal_kernel", BenchKernel)
     return launch
+
+
+@pytest.fixture
+def kernels(metal_cpu):
+    """The bench, and no kernel object or choice left over from another test."""
+    _forget()
+    yield metal_cpu
+    _forget()
+
+
+def _forget():
+    _common.build.cache_clear()
+    _common._kernel_set.cache_clear()

@@ -7,8 +7,8 @@ import pytest
 
 from .arrays import HostArray
 from .compiler import MetalError, recursive_functions
+from .running import run_source
 from .source import KernelText, generate
-from .test_bench_runtime import run
 
 W = "out[thread_position_in_grid.x] = "
 REFUSED = {
@@ -47,14 +47,14 @@ REFUSED = {
 def test_refused(launch, name):
     source, header = REFUSED[name]
     with pytest.raises(MetalError) as caught:
-        run(source, header=header)
+        run_source(source, header=header)
     assert caught.value.kinds & {"compile", "lint"}
 
 
 def test_float_to_bfloat_needs_a_cast(launch):
     with pytest.raises(MetalError, match="compile"):
-        run(f"{W}inp[0] * 2.0f;", dtype=mx.bfloat16)
-    run(f"{W}static_cast<bfloat16_t>(inp[0] * 2.0f);", dtype=mx.bfloat16)
+        run_source(f"{W}inp[0] * 2.0f;", dtype=mx.bfloat16)
+    run_source(f"{W}static_cast<bfloat16_t>(inp[0] * 2.0f);", dtype=mx.bfloat16)
 
 
 ACCEPTED = {
@@ -69,7 +69,7 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_accepted(launch, name):
-    run(ACCEPTED[name], template=[("T", mx.float32)])
+    run_source(ACCEPTED[name], template=[("T", mx.float32)])
 
 
 def test_recursion_is_found_in_the_call_graph(clang):

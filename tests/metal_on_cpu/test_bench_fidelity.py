@@ -1,6 +1,5 @@
 """Kernels that MLX and mlx-lm ship, taken from the installed wheels: right results, no findings."""
 
-import importlib
 import re
 from functools import partial
 
@@ -10,6 +9,7 @@ import pytest
 
 from . import BenchKernel, Schedule
 from .compiler import mlx_include
+from .running import reload
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}
@@ -31,16 +31,6 @@ def assert_close(out, expected):
     scale = mx.abs(expected.astype(mx.float32)).max()
     error = mx.abs(out.astype(mx.float32) - expected.astype(mx.float32)).max() / scale
     assert error.item() < TOLERANCE[out.dtype]
-
-
-def reload(name, metal_cpu, monkeypatch):
-    """A fresh copy of a module that builds its kernels at import, on the bench."""
-    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
-    module = importlib.import_module(name)
-    spec = importlib.util.spec_from_file_location(module.__name__, module.__file__)
-    copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
-    return copy
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from . import BenchKernel, MetalError, Schedule
+from .running import run_source
 
 BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 LANE = "uint lane = thread_index_in_simdgroup;"
@@ -25,24 +26,10 @@ LANES = f"""threadgroup float x[32]; {LANE} x[lane] = inp[lane];
     simdgroup_barrier(mem_flags::mem_threadgroup); out[lane] = x[lane ^ 1];"""
 
 
-def run(source, n=64, group=64, size=None, dtype=mx.float32, header="", grid=None, **options):
-    """Run a kernel of one input and one output."""
-    call = {key: options.pop(key) for key in ("init_value", "template") if key in options}
-    kernel = BenchKernel("small", ["inp"], ["out"], source, header, **options)
-    return kernel(
-        inputs=[mx.arange(n).astype(mx.float32)],
-        grid=grid or (n, 1, 1),
-        threadgroup=(group, 1, 1),
-        output_shapes=[(size or n,)],
-        output_dtypes=[dtype],
-        **call,
-    )[0]
-
-
 def found(source, **options):
     """The kinds of finding."""
     with pytest.raises(MetalError) as caught:
-        run(source, **options)
+        run_source(source, **options)
     return caught.value.kinds
 
 
@@ -58,8 +45,8 @@ SCHEDULES = [
 def test_races_are_found_whatever_the_schedule(launch, schedule):
     launch.schedule = schedule
     for correct, n in ((TILE, 64), (LOOP, 64), (LANES, 32)):
-        run(correct, n=n, group=n)
-    assert run(LOOP).tolist() == [6.0] * 64
+        run_source(correct, n=n, group=n)
+    assert run_source(LOOP).tolist() == [6.0] * 64
     assert found(TILE.replace(BARRIER, "")) >= {"race"}
     assert found(TILE.replace("mem_threadgroup)", "mem_device)")) >= {"race"}
     assert found(TILE.replace("threadgroup_barrier", "simdgroup_barrier")) >= {"race"}
@@ -74,8 +61,8 @@ def test_a_missing_barrier_shows_in_the_result_too(launch):
     expected = np.arange(63, -1, -1)
     for seed in range(1, 6):
         launch.schedule = Schedule(seed=seed)
-        np.testing.assert_array_equal(np.array(run(TILE)), expected)
-        assert not np.array_equal(np.array(run(TILE.replace(BARRIER, ""))), expected)
+        np.testing.assert_array_equal(np.array(run_source(TILE)), expected)
+        assert not np.array_equal(np.array(run_source(TILE.replace(BARRIER, ""))), expected)
 
 
 def test_two_threadgroups_meet_only_in_atomics(launch):
@@ -84,7 +71,7 @@ def test_two_threadgroups_meet_only_in_atomics(launch):
     atomic = (
         "atomic_fetch_add_explicit(&out[0], inp[thread_position_in_grid.x], memory_order_relaxed);"
     )
-    total = run(atomic, group=32, size=1, init_value=0.0, atomic_outputs=True)
+    total = run_source(atomic, group=32, size=1, init_value=0.0, atomic_outputs=True)
     assert total.item() == 63 * 32
 
 
@@ -114,7 +101,7 @@ def test_memory_errors(launch, name):
 
 def test_misaligned_vector_access(launch):
     source = f"{POSITION} out[i] = dot(((const device float4*)inp)[i / 4], float4(1.0f));"
-    run(source)
+    run_source(source)
     launch.schedule = Schedule(skew=1)
     assert "misaligned" in found(source)
 

@@ -1,17 +1,15 @@
 """Whole generations with every op of the package a kernel on the bench."""
 
 import pytest
-from test_tokens import check_counts, model_of, prompt_and_plain, proposers, run
-from tiny import HYBRID, make_drafter
+from support.runs import check_counts, model_of, prompt_and_plain, proposers, run
+from support.tiny import HYBRID, make_drafter
 
+from mlx_dflash2.decode.sampling import Sampling
 from mlx_dflash2.kernels import active_kernels
-from mlx_dflash2.sampling import Sampling
-
-from .test_kernels import kernels  # noqa: F401, a fixture
 
 
 @pytest.fixture
-def decoding(kernels):  # noqa: F811
+def decoding(kernels):
     kernels.mode = "fast"
     return kernels
 

@@ -3,18 +3,16 @@
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_map
-from tiny import VOCAB, cache_arrays, make_model
+from support.tiny import VOCAB, cache_arrays, make_model
 
-from mlx_dflash2.rollback import Transaction
+from mlx_dflash2.decode.rollback import Transaction
 from mlx_dflash2.targets import bind
-
-from .test_kernels import kernels  # noqa: F401, a fixture
 
 ROWS = 4
 
 
 @pytest.fixture
-def verifying(kernels):  # noqa: F811
+def verifying(kernels):
     """The bench, fast: the kernel itself is checked elsewhere."""
     kernels.mode = "fast"
     return kernels

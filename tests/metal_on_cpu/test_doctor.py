@@ -7,8 +7,6 @@ from mlx_dflash2 import doctor
 from mlx_dflash2.doctor import kernels as doctor_kernels
 from mlx_dflash2.kernels.cases import all_cases
 
-from .test_kernels import kernels  # noqa: F401, a fixture
-
 
 @pytest.fixture
 def arguments(monkeypatch):
@@ -20,7 +18,7 @@ def few():
     return list({c.kernel: c for c in all_cases() if not c.real}.values())
 
 
-def test_the_table(kernels, arguments, monkeypatch, capsys):  # noqa: F811
+def test_the_table(kernels, arguments, monkeypatch, capsys):
     monkeypatch.setattr(doctor_kernels, "all_cases", few)
     with pytest.raises(SystemExit) as left:
         doctor.main()
@@ -30,7 +28,7 @@ def test_the_table(kernels, arguments, monkeypatch, capsys):  # noqa: F811
     assert "all kernels are right" in out
 
 
-def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):  # noqa: F811
+def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):
     monkeypatch.setattr(doctor_kernels, "all_cases", lambda: few()[:2])
     monkeypatch.setattr(doctor_kernels, "largest_error", lambda outputs, expected: 2.0)
     with pytest.raises(SystemExit) as left:

@@ -10,21 +10,20 @@ from mlx_dflash2 import kernels as ops
 from mlx_dflash2.kernels.cases import all_cases, largest_error
 
 from . import MetalError
-from .test_bench_fidelity import reload
-from .test_kernels import kernels, run  # noqa: F401, a fixture
+from .running import reload, run_op
 
 
 @pytest.mark.parametrize("name", sorted(set(ops.__all__) - {"PlainFormWarning", "active_kernels"}))
-def test_op_takes_its_kernel(kernels, name):  # noqa: F811
+def test_op_takes_its_kernel(kernels, name):
     case = next(c for c in all_cases() if c.kernel == name and not c.real and " 1x1" not in str(c))
     arguments = case.make(mx.bfloat16)
     for _ in range(2):
-        assert largest_error(run(getattr(ops, name), arguments), case.expected(arguments)) <= 1
+        assert largest_error(run_op(getattr(ops, name), arguments), case.expected(arguments)) <= 1
     assert ops.active_kernels() == {name: "metal"}
     assert kernels.launched == ["smallest", name, name, name]
 
 
-def test_a_finding_is_not_taken_for_a_missing_metal(kernels):  # noqa: F811
+def test_a_finding_is_not_taken_for_a_missing_metal(kernels):
     """A kernel that breaks a rule must fail the test, not fall back."""
     old, new = "winners[base + behind]", "winners[base + behind + 1]"
     kernels.edit = lambda text: replace(text, source=text.source.replace(old, new))
@@ -32,7 +31,7 @@ def test_a_finding_is_not_taken_for_a_missing_metal(kernels):  # noqa: F811
         ops.top_k(mx.arange(9).astype(mx.float32)[None], 3)
 
 
-def test_the_selector_by_hand(kernels):  # noqa: F811
+def test_the_selector_by_hand(kernels):
     """Two positions, three candidates, rank two: neither Viterbi nor the best of each row."""
     A = mx.array([[1.0, 0], [0, 1], [1, 1], [2, 0], [0, -1], [1, -1]])
     B = mx.array([[0.0, 1], [1, 0], [1, 1], [-1, 2], [2, 0], [0, 0]])
@@ -48,7 +47,7 @@ def test_the_selector_by_hand(kernels):  # noqa: F811
         assert walked[0].tolist() == [path]
 
 
-def test_kernels_agree_with_mlx_lm_bit_for_bit(kernels, monkeypatch):  # noqa: F811
+def test_kernels_agree_with_mlx_lm_bit_for_bit(kernels, monkeypatch):
     """Replayed and new rows give the bits of mlx-lm's own kernel, run a token at a time."""
     module = reload("mlx_lm.models.gated_delta", kernels, monkeypatch)
     (case,) = (

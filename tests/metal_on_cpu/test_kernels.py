@@ -3,10 +3,10 @@
 import mlx.core as mx
 import pytest
 
-from mlx_dflash2.kernels import _common
 from mlx_dflash2.kernels.cases import Case, all_cases, largest_error
 
 from . import Schedule
+from .running import run_op
 
 CASES = [
     pytest.param(case, dtype, id=f"{case}-{str(dtype).split('.')[-1]}")
@@ -27,28 +27,10 @@ SCHEDULED = {
 }
 
 
-@pytest.fixture
-def kernels(metal_cpu):
-    """The bench, and no kernel object or choice left over from another test."""
-    _forget()
-    yield metal_cpu
-    _forget()
-
-
-def _forget():
-    _common.build.cache_clear()
-    _common._kernel_set.cache_clear()
-
-
-def run(form, arguments):
-    outputs = form(*arguments)
-    return (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
-
-
 def check(case: Case, dtype: mx.Dtype):
     kernel, ops = case.forms()
     arguments = case.make(dtype)
-    outputs, plain = run(kernel, arguments), run(ops, arguments)
+    outputs, plain = run_op(kernel, arguments), run_op(ops, arguments)
     expected = case.expected(arguments)
     assert largest_error(outputs, expected) <= 1
     for a, b in zip(outputs, plain, strict=True):
@@ -98,5 +80,5 @@ def strided(x):
 def test_kernel_on_arrays_that_are_not_contiguous(kernels, kernel):
     case = next(c for c in all_cases() if str(c) == f"{kernel}[{SCHEDULED[kernel]}]")
     arguments, form = case.make(mx.bfloat16), case.forms()[0]
-    for a, b in zip(run(form, arguments), run(form, strided(arguments)), strict=True):
+    for a, b in zip(run_op(form, arguments), run_op(form, strided(arguments)), strict=True):
         assert mx.array_equal(a, b).item()

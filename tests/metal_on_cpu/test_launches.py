@@ -1,6 +1,6 @@
 """The number of launches of a draft cycle stays what it was, or falls."""
 
-from .launches import RECORDED, measure, problems
+from tools.launches import RECORDED, measure, problems
 
 
 def test_no_phase_launches_more_than_recorded():

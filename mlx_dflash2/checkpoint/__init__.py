@@ -1,0 +1,1 @@
+"""Reading, checking and writing the files of models."""

@@ -1,0 +1,1 @@
+"""The decoding loop and all that it needs."""

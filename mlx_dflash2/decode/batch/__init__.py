@@ -1,0 +1,1 @@
+"""What several sequences at once need beyond one."""

@@ -1,0 +1,5 @@
+"""The drafter: a small model that drafts a whole block of tokens in one pass."""
+
+from .model import Drafter, Proposal, Proposer
+
+__all__ = ["Drafter", "Proposal", "Proposer"]

