@@ -2,8 +2,7 @@
 
 from mlx_lm.models.cache import make_prompt_cache
 
-from mlx_dflash2 import Stats, embedded, load_drafter, stream_generate
-from mlx_dflash2.checkpoint import load
+from mlx_dflash2 import Stats, embedded, load, load_drafter, stream_generate
 
 model, tokenizer = load(str(embedded.target_path()))
 drafter = load_drafter(embedded.drafter_path())

@@ -1,7 +1,6 @@
 """A complete response in one call."""
 
-from mlx_dflash2 import Stats, embedded, generate, load_drafter
-from mlx_dflash2.checkpoint import load
+from mlx_dflash2 import Stats, embedded, generate, load, load_drafter
 
 # Or the names of repositories, such as "mlx-community/Qwen3.8-27B-4bit".
 model, tokenizer = load(str(embedded.target_path()))

@@ -2,9 +2,8 @@
 
 import mlx.core as mx
 
-from mlx_dflash2 import Stats, embedded, generate
-from mlx_dflash2.checkpoint import load
-from mlx_dflash2.drafter.model import Proposal
+from mlx_dflash2 import Stats, embedded, generate, load
+from mlx_dflash2.drafter import Proposal
 
 
 class PromptLookup:

@@ -1,7 +1,6 @@
 """Text as it comes; what the drafter proposed is in brackets."""
 
-from mlx_dflash2 import embedded, load_drafter, stream_generate
-from mlx_dflash2.checkpoint import load
+from mlx_dflash2 import embedded, load, load_drafter, stream_generate
 
 model, tokenizer = load(str(embedded.target_path()))
 drafter = load_drafter(embedded.drafter_path())

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-from . import __version__
+from ._version import __version__
 
 COMMANDS = ("generate", "chat", "benchmark", "train", "convert", "doctor", "omlx")
 
@@ -16,7 +16,7 @@ def main():
     elif name in ("-h", "--help"):
         print(usage)
     elif name in COMMANDS:
-        importlib.import_module(f"mlx_dflash2.{name}").main()
+        importlib.import_module(f"mlx_dflash2.{name}.command").main()
     else:
         sys.exit(f"error: {name!r} is not a command\n{usage}" if name else usage)
 

@@ -11,10 +11,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
-from ..generate import stream_generate
 
 PLAIN = "plain"
 

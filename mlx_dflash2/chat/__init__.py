@@ -1,6 +1,5 @@
 """Conversations: the class, and the command."""
 
-from .command import main, setup_arg_parser
 from .conversation import Conversation
 
-__all__ = ["Conversation", "main", "setup_arg_parser"]
+__all__ = ["Conversation"]

@@ -6,10 +6,10 @@ from typing import Any
 
 from mlx_lm.generate import GenerationResponse
 
+from ..decode.generate import stream_generate
 from ..decode.session import DFlashPromptCache
 from ..decode.stats import Stats
 from ..decode.text import chat_prompt
-from ..generate import stream_generate
 from ..pairs.load import Pair
 
 

@@ -13,9 +13,9 @@ from mlx_lm.generate import GenerationResponse
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from ..cli.console import note, prefill_progress, run
+from ..decode.generate import stream_generate
 from ..decode.stats import Stats
 from ..evaluation.parity import TIE, compare_tokens
-from ..generate import stream_generate
 from ..pairs.load import Pair, load_pair
 
 PROMPTS = (

@@ -1,5 +1,3 @@
-"""`python -m mlx_dflash2.omlx`."""
-
-from .cli import main
+from .command import main
 
 main()

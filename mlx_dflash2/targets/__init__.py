@@ -9,7 +9,7 @@ from .base import Forward, Target, language_model
 
 __all__ = ["Forward", "Target", "bind", "supported_targets"]
 
-_SHARED = ("base", "gated_delta")
+_SHARED = ("base", "gated_delta", "shape")
 
 
 def supported_targets() -> list[str]:

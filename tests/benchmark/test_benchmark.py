@@ -15,7 +15,6 @@ from support.drafters import V1, write_drafter
 from support.tiny import DENSE, make_drafter, make_model, plain_tokens
 from support.tiny_pair import save_drafter, save_prompts, save_target
 
-from mlx_dflash2 import benchmark
 from mlx_dflash2.benchmark import command, results, summary
 from mlx_dflash2.benchmark.arms import Arm, Settings
 from mlx_dflash2.benchmark.measure import Bench, Sample, rounds_of
@@ -33,7 +32,7 @@ def folders(tmp_path_factory):
 
 def main(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
-    benchmark.main()
+    command.main()
 
 
 @pytest.fixture(scope="module")

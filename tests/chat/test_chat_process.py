@@ -61,7 +61,7 @@ def test_sigint_in_mid_answer(start):
 
 @pytest.mark.parametrize(
     "spelling",
-    [("-m", "mlx_dflash2.chat"), ("-c", "import mlx_dflash2.cli as c; c.main()", "chat")],
+    [("-m", "mlx_dflash2.chat"), ("-c", "import mlx_dflash2.__main__ as c; c.main()", "chat")],
     ids=["module", "dispatcher"],
 )
 def test_nothing_to_read(start, spelling):

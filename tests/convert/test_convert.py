@@ -21,7 +21,8 @@ from mlx_dflash2.checkpoint.load import DTYPES
 from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantisation
 from mlx_dflash2.checkpoint.save import config_of, save_drafter
 from mlx_dflash2.checkpoint.tensors import QUANTISED_AT_LOAD
-from mlx_dflash2.convert import command, main
+from mlx_dflash2.convert import command
+from mlx_dflash2.convert.command import main
 from mlx_dflash2.drafter.args import DrafterArgs
 
 DFLASH2 = [case for case in CASES if case.startswith("dflash2")]

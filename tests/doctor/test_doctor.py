@@ -10,7 +10,7 @@ import mlx_lm
 import pytest
 from support.tiny_pair import save_drafter, save_prompts, save_target
 
-from mlx_dflash2 import doctor
+from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import environment
 from mlx_dflash2.evaluation.machine import fingerprint
 

@@ -13,8 +13,7 @@ from support.tiny import (
     plain_tokens,
 )
 
-from mlx_dflash2 import embedded, load_drafter
-from mlx_dflash2.checkpoint import load
+from mlx_dflash2 import embedded, load, load_drafter
 from mlx_dflash2.doctor.trace import Outcome, Trace, bisect
 from mlx_dflash2.doctor.trials import Trial, likely_masks, make_trials
 from mlx_dflash2.drafter import variants

