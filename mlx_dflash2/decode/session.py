@@ -16,13 +16,41 @@ from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_promp
 from mlx_lm.utils import common_prefix_len
 
 from ..drafter.model import Drafter, Proposer
+from ..targets import Target
 from .rollback import Checkpoint, check_caches, drops_rows, num_cached
 
 MAX_CHECKPOINTS = 4
 _METADATA = "mlx_dflash2"
 
 
-class DFlashPromptCache:
+class Session:
+    """The target's caches of one sequence; a conversation keeps more beside them.
+
+    Args:
+        caches (list): The target's caches, one a layer.
+        kept (bool): Whether somebody goes on with them afterwards.
+    """
+
+    keeps_tokens = False
+
+    def __init__(self, caches: list[Any], kept: bool):
+        self.caches, self.kept = caches, kept
+
+    def __len__(self) -> int:
+        return num_cached(self.caches)
+
+    def context_for(self, draft_model: Proposer) -> Any:
+        """The drafter's context to go on with: a fresh one."""
+        return draft_model.make_context()
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Note tokens that were added to the caches."""
+
+    def checkpoint(self) -> None:
+        """Remember this place."""
+
+
+class DFlashPromptCache(Session):
     """Target caches and drafter context of one conversation, and the tokens that they cover.
 
     Give it as ``prompt_cache``; before each turn, :meth:`reuse` tells what of the prompt is new.
@@ -41,18 +69,17 @@ class DFlashPromptCache:
         context: The drafter's context.
     """
 
+    keeps_tokens = True
+
     def __init__(self, model: nn.Module, draft_model: Proposer, max_kv_size: int | None = None):
         self.model, self.draft_model, self.max_kv_size = model, draft_model, max_kv_size
         if max_kv_size is not None and hasattr(model, "make_cache"):
             warn_no_effect("the model makes its own caches")
-        self.caches = make_prompt_cache(model, max_kv_size)
+        super().__init__(make_prompt_cache(model, max_kv_size), kept=True)
         check_caches(self.caches, self.caches)
         self.context = draft_model.make_context()
         self.tokens: list[int] = []
         self.checkpoints = [Checkpoint(self.caches)]
-
-    def __len__(self) -> int:
-        return num_cached(self.caches)
 
     def reuse(self, prompt: Sequence[int]) -> mx.array:
         """Go back to the longest prefix that the cache shares with a prompt.
@@ -101,22 +128,12 @@ class DFlashPromptCache:
             self.draft_model, self.context = draft_model, draft_model.make_context()
         return self.context
 
-    def caches_for(self, model: nn.Module) -> list[Any]:
-        """The caches, for the model that they are of.
-
-        Raises:
-            ValueError: if it is another one.
-        """
-        if model is not self.model:
-            raise ValueError("The prompt cache was made for another model object.")
-        return self.caches
-
-    def append(self, tokens: Sequence[int]):
+    def append(self, tokens: Sequence[int]) -> None:
         """Note tokens that were added to the caches."""
         if len(self.tokens) + len(tokens) == len(self):
             self.tokens += tokens
 
-    def checkpoint(self):
+    def checkpoint(self) -> None:
         """Remember this place, if there are caches that cannot always be trimmed back to it."""
         if not all(drops_rows(cache) for cache in self.caches):
             self.checkpoints = [c for c in self.checkpoints if c.length < len(self)]
@@ -186,6 +203,40 @@ class DFlashPromptCache:
             for i, layer in enumerate(self.context.layers):
                 layer.append(rows[str(2 * i)], rows[str(2 * i + 1)])
             self.context.offset = offset
+
+
+def open_session(
+    model: nn.Module,
+    target: Target,
+    prompt_cache: list[Any] | DFlashPromptCache | None,
+    max_kv_size: int | None = None,
+) -> Session:
+    """Make whatever the caller gave as ``prompt_cache`` a session.
+
+    Args:
+        model (nn.Module): The target, from mlx-lm.
+        target (Target): The same, bound.
+        prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. Default:
+            ``None``, fresh ones.
+        max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
+
+    Raises:
+        ValueError: if the caches are not the target's, or cannot be rolled back.
+    """
+    fresh = target.make_cache(max_kv_size)
+    if prompt_cache is None:
+        session = Session(fresh, kept=False)
+        if max_kv_size is not None and hasattr(model, "make_cache"):
+            warn_no_effect("the model makes its own caches")
+    else:
+        given = isinstance(prompt_cache, DFlashPromptCache)
+        session = prompt_cache if given else Session(prompt_cache, kept=True)
+        if given and prompt_cache.model is not model:
+            raise ValueError("The prompt cache was made for another model object.")
+        if max_kv_size is not None:
+            warn_no_effect("a prompt cache is given")
+    check_caches(session.caches, fresh)
+    return session
 
 
 def saved_metadata(file: str | Path) -> dict[str, str]:
