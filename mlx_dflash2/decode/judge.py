@@ -9,6 +9,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from ..drafter.model import Proposal
 from .accept import accept_greedy, accept_sampled
+from .host import integer, integers
 from .sampling import PureProcessor, Sampling, check_seed
 
 GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
@@ -82,11 +83,12 @@ class Judge:
         check_seed(seed)
         self.sampling = sampler if isinstance(sampler, Sampling) else None
         self.key: mx.array | None = None
+        self._keys: list[mx.array] | None = None
         if self.rule == REJECTION:
-            number = mx.random.randint(0, 2**31 - 1).item() if seed is None else seed
+            number = integer(mx.random.randint(0, 2**31 - 1)) if seed is None else seed
             self.key = mx.random.key(number)
 
-    def check_vocabulary(self, size: int):
+    def check_vocabulary(self, size: int) -> None:
         """Refuse a sampler that mlx-lm would fail on, and leave ``mx.random`` unusable.
 
         Raises:
@@ -113,13 +115,16 @@ class Judge:
                 return f"the logits processor {name}"
         return "the sampler" if self.rule == COUPLED else None
 
-    def next_key(self) -> mx.array | None:
-        """A fresh key, independent of all others of this sequence."""
-        if self.key is None:
-            return None
-        self.key, key = mx.random.split(self.key)
-        mx.async_eval(self.key)
-        return key
+    def draft_key(self) -> mx.array | None:
+        """This round's key for the drafter's walk; ``None`` where it takes the best step."""
+        return None if self.key is None else self._round_keys(self.key)[0]
+
+    def _round_keys(self, key: mx.array) -> list[mx.array]:
+        """Independent keys for one round's draft, filter, acceptance and draw."""
+        if self._keys is None:
+            self.key, *self._keys = mx.random.split(key, 5)
+            mx.async_eval(self.key)
+        return self._keys
 
     def at_once(
         self, proposal: Proposal, logits: mx.array, history: mx.array | None
@@ -152,7 +157,7 @@ class Judge:
         """Judge rows one after the other up to the first rejection; as :meth:`at_once`."""
         tokens: list[int] = []
         logprobs: list[mx.array] = []
-        drafts, reads = proposal.tokens.tolist(), 2
+        drafts, reads = integers(proposal.tokens), 2
         for i in range(logits.shape[0]):
             row = _log_softmax(self._process(logits[i : i + 1], proposal.tokens[:i], history))
             logprobs.append(row[0])
@@ -160,10 +165,10 @@ class Judge:
                 here = proposal.only(i)
                 # A second row, should this draft stay, is judged on its own: it draws nothing.
                 accepted, drawn = self._accept(here, mx.concatenate([row] * (1 + here.tokens.size)))
-                tokens.append(drawn[0].item())
+                tokens.append(integer(drawn[0]))
                 stays, reads = accepted.item() == 1, reads + 2
             else:
-                tokens.append(int(self.sampler(row).item()))
+                tokens.append(integer(self.sampler(row)))
                 reads += 1
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
@@ -172,7 +177,7 @@ class Judge:
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
-        if self.processors:
+        if self.processors and history is not None:
             tokens = mx.concatenate([history, drafts.astype(history.dtype)])
             for processor in self.processors:
                 row = processor(tokens, row)
@@ -181,12 +186,14 @@ class Judge:
     def _accept(self, proposal: Proposal, logprobs: mx.array) -> tuple[mx.array, mx.array]:
         if self.sampling is None or self.key is None:
             return accept_greedy(proposal.tokens, logprobs)
-        p = self.sampling.probs(logprobs, self.next_key())
+        _, filter_key, accept_key, draw_key = self._round_keys(self.key)
+        self._keys = None
+        p = self.sampling.probs(logprobs, filter_key)
         candidates, q = proposal.candidates, proposal.q
-        if q is None:
+        if candidates is None or q is None:
             candidates = proposal.tokens[:, None]
             q = mx.ones(candidates.shape)
-        return accept_sampled(proposal.tokens, candidates, q, p, self.next_key(), self.next_key())
+        return accept_sampled(proposal.tokens, candidates, q, p, accept_key, draw_key)
 
 
 def decide_all(
@@ -201,7 +208,8 @@ def decide_all(
     """
     decisions: dict[int, Decision] = {}
     waiting: dict[int, tuple[mx.array, list[mx.array]]] = {}
-    for index, (judge, *block) in enumerate(zip(judges, proposals, logits, histories, strict=True)):
+    blocks = zip(proposals, logits, histories, strict=True)
+    for index, (judge, block) in enumerate(zip(judges, blocks, strict=True)):
         if judge.row_by_row:
             decisions[index] = judge.one_by_one(*block)
         else:
@@ -210,7 +218,7 @@ def decide_all(
         # The round's one host read.
         rows = mx.concatenate([host for host, _ in waiting.values()])
         mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
-        numbers = iter(rows.tolist())
+        numbers = iter(integers(rows))
         for index, (host, logprobs) in waiting.items():
             num_accepted, finite, *tokens = islice(numbers, host.size)
             kept = tokens[: num_accepted + 1]

@@ -19,6 +19,7 @@ from ..targets import Forward, bind
 from .batch.draft import extend_rows, propose_rows
 from .clock import ACCEPT, HOST, SELECT, VERIFY, Clock
 from .guard import DraftGuard
+from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
 from .rollback import Transaction, rows_at_once
@@ -136,6 +137,8 @@ class Loop:
     ) -> Decision:
         """Process a prompt in chunks, its last token alone, and choose the first token.
 
+        From here until :meth:`close` the caller's list of caches holds stand-ins.
+
         Args:
             sequence (Sequence): From :meth:`open`.
             prompt (mx.array): Token ids [S], at least one.
@@ -143,6 +146,7 @@ class Loop:
             progress (callable): Called with the tokens processed so far and their total.
         """
         start, total = time.perf_counter(), prompt.size
+        sequence.session.lend()
         # Processors are shown ids of the caller's own type.
         history, prompt = prompt, prompt.astype(mx.uint32)
         size = self.proposer.context_size
@@ -159,7 +163,7 @@ class Loop:
                 sequence.history = history
             last = prompt[-1:]
             # Only a conversation needs the number itself.
-            sequence.anchor = last.item() if sequence.session.keeps_tokens else None
+            sequence.anchor = integer(last) if sequence.session.keeps_tokens else None
             proposals = [Proposal.none()]
             self.round = self._decide(
                 self._verify([sequence], sequence.caches, last[None], proposals)
@@ -239,14 +243,16 @@ class Loop:
             try:
                 self.settle(extend)
                 anchor, sequence.anchor = sequence.anchor, None
-                if session.kept and session.caches and sequence.answering and anchor is not None:
+                if session.kept and sequence.caches and sequence.answering and anchor is not None:
                     self._run_chunk(sequence, mx.array([anchor], mx.uint32), extend)
                 session.checkpoint()
                 if session.kept:
-                    mx.eval([cache.state for cache in session.caches])
+                    mx.eval([cache.state for cache in sequence.caches])
             except BaseException:
-                session.caches.clear()
+                sequence.caches.clear()
                 raise
+            finally:
+                session.give_back()
 
     def _widths(self, layers: list[Any], budgets: Rows[float]) -> list[int]:
         """Rows that each sequence's block may have in this round."""
@@ -295,7 +301,7 @@ class Loop:
         position = sequence.position
         sequence.position += chunk.size
         if sequence.session.keeps_tokens:
-            sequence.session.append(chunk.tolist())
+            sequence.session.append(integers(chunk))
         self.kv_quantization.apply(sequence.caches)
         if wanted and self.drafts:
             # From the first row that a later block can see.

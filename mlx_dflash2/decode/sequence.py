@@ -35,7 +35,7 @@ class Sequence:
     @property
     def caches(self) -> list[Any]:
         """The target's caches, one a layer."""
-        return self.session.caches
+        return self.session.working
 
     @property
     def context_state(self) -> list[mx.array]:
@@ -45,7 +45,8 @@ class Sequence:
     def advance(self, decision: Decision) -> None:
         """Account for a pass of which the caches keep ``decision.num_kept`` rows."""
         emitted = decision.tokens[: decision.taken]
-        rows = [self.anchor, *emitted][: decision.num_kept]
+        anchor = [] if self.anchor is None else [self.anchor]
+        rows = [*anchor, *emitted][: decision.num_kept]
         self.position += decision.num_kept
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None

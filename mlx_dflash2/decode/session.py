@@ -23,21 +23,57 @@ MAX_CHECKPOINTS = 4
 _METADATA = "mlx_dflash2"
 
 
+IN_USE = (
+    "The prompt cache is in use by a generator that is still open: close it, or run it to its end, "
+    "before the cache is used again."
+)
+
+
+class LentCache:
+    """Stands in a caller's list for a cache that an open generator works on.
+
+    Whatever uses it fails at once: rows of rejected drafts may be in the cache behind it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(IN_USE)
+
+
 class Session:
     """The target's caches of one sequence; a conversation keeps more beside them.
 
     Args:
         caches (list): The target's caches, one a layer.
         kept (bool): Whether somebody goes on with them afterwards.
+
+    Attributes:
+        caches (list): The same list; while a generator is open it holds :class:`LentCache`.
+        working (list): The caches themselves.
     """
 
     keeps_tokens = False
 
     def __init__(self, caches: list[Any], kept: bool):
-        self.caches, self.kept = caches, kept
+        self.caches, self.working, self.kept = caches, caches, kept
 
     def __len__(self) -> int:
-        return num_cached(self.caches)
+        return num_cached(self.working)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a generator is working on the caches."""
+        return any(isinstance(cache, LentCache) for cache in self.caches)
+
+    def lend(self) -> None:
+        """Take the caches out of the caller's list until :meth:`give_back`."""
+        self.working = list(self.caches)
+        self.caches[:] = [LentCache() for _ in self.working]
+
+    def give_back(self) -> None:
+        """Put the caches back, unless the caller has put others into the list."""
+        if self.is_lent:
+            self.caches[:] = self.working
+        self.working = self.caches
 
     def context_for(self, draft_model: Proposer) -> Any:
         """The drafter's context to go on with: a fresh one."""
@@ -93,6 +129,7 @@ class DFlashPromptCache(Session):
         Raises:
             ValueError: if the prompt is empty.
         """
+        self._refuse_lent()
         prompt = list(prompt)
         if not prompt:
             raise ValueError("`prompt` is empty.")
@@ -100,6 +137,10 @@ class DFlashPromptCache(Session):
         if shared < len(self) or not self.caches:
             self._go_back(shared)
         return mx.array(prompt[len(self) :], dtype=mx.uint32)
+
+    def _refuse_lent(self) -> None:
+        if self.is_lent:
+            raise ValueError(IN_USE)
 
     def _go_back(self, length: int):
         """Cover at most the first ``length`` tokens: as many as the caches allow."""
@@ -135,9 +176,9 @@ class DFlashPromptCache(Session):
 
     def checkpoint(self) -> None:
         """Remember this place, if there are caches that cannot always be trimmed back to it."""
-        if not all(drops_rows(cache) for cache in self.caches):
+        if not all(drops_rows(cache) for cache in self.working):
             self.checkpoints = [c for c in self.checkpoints if c.length < len(self)]
-            first, *later = [*self.checkpoints, Checkpoint(self.caches)]
+            first, *later = [*self.checkpoints, Checkpoint(self.working)]
             self.checkpoints = [first, *later[-MAX_CHECKPOINTS:]]
 
     def save(self, file: str | Path, metadata: dict[str, str] | None = None):
@@ -147,6 +188,7 @@ class DFlashPromptCache(Session):
             file (str or Path): A ``.safetensors`` file.
             metadata (dict, optional): mlx_lm.generate expects ``model`` and ``tokenizer_config``.
         """
+        self._refuse_lent()
         own = {
             "tokens": self.tokens,
             "offset": getattr(self.context, "offset", 0),
@@ -221,7 +263,7 @@ def open_session(
         max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
 
     Raises:
-        ValueError: if the caches are not the target's, or cannot be rolled back.
+        ValueError: if the caches are not the target's, cannot be rolled back, or are in use.
     """
     fresh = target.make_cache(max_kv_size)
     if prompt_cache is None:
@@ -235,6 +277,8 @@ def open_session(
             raise ValueError("The prompt cache was made for another model object.")
         if max_kv_size is not None:
             warn_no_effect("a prompt cache is given")
+    if session.is_lent:
+        raise ValueError(IN_USE)
     check_caches(session.caches, fresh)
     return session
 

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import (
 _SINGLE = (KVCache, RotatingKVCache, ArraysCache, CacheList)
 
 
-def check_batchable(prompt_caches: Sequence[Sequence[Any]]):
+def check_batchable(prompt_caches: Sequence[Sequence[Any]]) -> None:
     """Refuse caches that mlx-lm cannot put into one batch exactly.
 
     Raises:
@@ -57,10 +57,10 @@ class BatchCache:
         layers (list): mlx-lm's batch caches; empty while no row has joined.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.layers: list[Any] = []
 
-    def join(self, prompt_caches: Sequence[list[Any]]):
+    def join(self, prompt_caches: Sequence[list[Any]]) -> None:
         """Add rows by their own caches, which are emptied: a layer at a time saves memory."""
         joined = []
         for _ in range(len(prompt_caches[0])):
@@ -72,14 +72,14 @@ class BatchCache:
             mx.eval(joined[-1].state)
         self.layers = joined
 
-    def leave(self, stay: Sequence[int]):
+    def leave(self, stay: Sequence[int]) -> None:
         """Only these rows go on."""
         if not stay:
             self.layers = []
         for cache in self.layers:
             cache.filter(list(stay))
 
-    def compact(self, positions: Sequence[int]):
+    def compact(self, positions: Sequence[int]) -> None:
         """Drop the padding that all rows share once a step's worth has gathered.
 
         Args:

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...kernels import active_kernels
+from ..host import floats
 from ..judge import Decision
 from ..loop import Loop
 from ..sequence import Sequence as DecodedSequence
@@ -69,7 +70,8 @@ class BatchDecoder:
         on_finish: Callable[[Answer], None] = lambda _: None,
     ):
         self.loop, self.eos_token_ids = loop, eos_token_ids
-        self.waiting, self.active, self.cache = list(answers), [], BatchCache()
+        self.waiting, self.cache = list(answers), BatchCache()
+        self.active: list[Answer] = []
         self.batch_size, self.prefill_step_size = batch_size, prefill_step_size
         self.keeps_logprobs, self.keeps_caches = keeps_logprobs, keeps_caches
         self.on_finish = on_finish
@@ -138,7 +140,7 @@ class BatchDecoder:
         if picked:
             mx.eval(picked)
             for answer, values in zip(answers, picked, strict=True):
-                answer.logprobs += values.tolist()
+                answer.logprobs += floats(values)
                 del answer.logprobs[len(answer.tokens) :]
 
     def _leave(self) -> None:

@@ -83,7 +83,7 @@ def propose_rows(
     if len(judges) == 1 or not takes_batches(proposer):
         return [
             proposer.propose(
-                target, anchor, context, block_size, judge.temperature, judge.next_key(), **timed
+                target, anchor, context, block_size, judge.temperature, judge.draft_key(), **timed
             )
             for anchor, context, judge in zip(_each(anchors), contexts, judges, strict=True)
         ]
@@ -96,7 +96,7 @@ def propose_rows(
             StackedContext([contexts[b] for b in rows]),
             block_size,
             temperature,
-            [judges[b].next_key() for b in rows],
+            [judges[b].draft_key() for b in rows],
             **timed,
         )
         proposals |= dict(zip(rows, found, strict=True))
@@ -105,7 +105,7 @@ def propose_rows(
 
 def _each(anchors: mx.array) -> list[mx.array]:
     """Each anchor as an array [1]."""
-    return [anchors] if anchors.size == 1 else mx.split(anchors, anchors.size)
+    return [anchors[b : b + 1] for b in range(anchors.size)] if anchors.size > 1 else [anchors]
 
 
 def extend_rows(
@@ -131,6 +131,6 @@ def extend_rows(
             row_taps = None if taps is None else taps[b : b + 1, :keep]
             proposer.extend(context, tokens[b, :keep], row_taps, position)
         return
-    layers = proposer.context_rows(taps, mx.array(positions))
+    layers = proposer.context_rows(taps, mx.array(list(positions)))
     for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
         context.append([tuple(x[b : b + 1, :, :keep] for x in layer) for layer in layers], position)
