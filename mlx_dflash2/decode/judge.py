@@ -81,6 +81,7 @@ class Judge:
                 "use mlx_dflash2.make_sampler."
             )
         check_seed(seed)
+        self.seeded = seed is not None
         self.sampling = sampler if isinstance(sampler, Sampling) else None
         self.key: mx.array | None = None
         self._keys: list[mx.array] | None = None
@@ -105,6 +106,11 @@ class Judge:
     def temperature(self) -> float:
         """For the drafter's walk: 0 unless acceptance knows how it drew."""
         return 0.0 if self.sampling is None else self.sampling.temp
+
+    @property
+    def is_repeatable_at_any_width(self) -> bool:
+        """Whether the same call may verify other widths: a seed's draws depend on them."""
+        return self.rule != REJECTION or not self.seeded
 
     @property
     def row_by_row(self) -> str | None:
