@@ -159,6 +159,8 @@ class Loop:
             progress (callable): Called with the tokens processed so far and their total.
         """
         start, total = time.perf_counter(), prompt.size
+        with mx.stream(self.stream):
+            check_ids(prompt, self.target.num_embeddings)
         sequence.session.lend()
         # Processors are shown ids of the caller's own type.
         history, prompt = prompt, prompt.astype(mx.uint32)
@@ -294,6 +296,8 @@ class Loop:
         if not places:
             return proposals
         drafting = [sequences[index] for index in places]
+        # Our own drafter takes its tokens from the target's head.
+        known = None if isinstance(self.proposer, Drafter) else self.target.num_embeddings
         with self.guard.step():
             found = propose_rows(
                 self.proposer,
@@ -305,7 +309,7 @@ class Loop:
                 self.clock,
             )
             found = [
-                usable(proposal, widths[index] - 1)
+                usable(proposal, widths[index] - 1, known)
                 for index, proposal in zip(places, found, strict=True)
             ]
             # The drafter runs while the target's graph is built; launch errors show here.
@@ -456,8 +460,25 @@ def warn_low_acceptance(stats: Stats, before: int) -> None:
         warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
 
 
-def usable(proposal: Proposal, count: int) -> Proposal:
+def check_ids(prompt: mx.array, vocab_size: int) -> None:
+    """Refuse token ids that the target cannot embed: MLX would read other memory.
+
+    Raises:
+        ValueError: naming the id and the place.
+    """
+    wrong = (prompt < 0) | (prompt >= vocab_size)
+    if wrong.any().item():
+        index = integer(mx.argmax(wrong))
+        raise ValueError(
+            f"`prompt` holds token {integer(prompt[index])} at place {index} but the target has "
+            f"{vocab_size} tokens; the tokenizer may be of another model."
+        )
+
+
+def usable(proposal: Proposal, count: int, known: int | None = None) -> Proposal:
     """The first drafts of a proposal, as the target reads them.
+
+    Ids from ``known`` on become another one, and the proposal not finite.
 
     Raises:
         ValueError: if they are not a row of ids.
@@ -465,7 +486,11 @@ def usable(proposal: Proposal, count: int) -> Proposal:
     proposal = proposal.first(count)
     if proposal.tokens.ndim != 1:
         raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-    return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
+    tokens = proposal.tokens.astype(mx.uint32)
+    if known is None:
+        return proposal._replace(tokens=tokens)
+    finite = proposal.finite & (tokens < known).all()
+    return proposal._replace(tokens=mx.minimum(tokens, known - 1), finite=finite)
 
 
 def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
