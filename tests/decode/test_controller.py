@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import mlx.core as mx
 import pytest
-from support.proposers import liar, oracle
+from support.proposers import PerRow, half, liar, oracle
 from support.runs import model_of, prompt_and_plain
 from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_tokenizer
 
 from mlx_dflash2 import batch_generate, make_sampler
-from mlx_dflash2.decode import controller as controller_module
 from mlx_dflash2.decode import loop as loop_module
 from mlx_dflash2.decode.controller import MOST_TRIES, Controller, start_width
 from mlx_dflash2.decode.stats import Stats
@@ -205,21 +204,22 @@ def test_a_seed_gives_the_same_draws_whatever_the_times(monkeypatch):
     assert found[0] == found[1]
 
 
-def test_a_batch_takes_its_widths_from_the_controller(monkeypatch):
-    prompts, plain = zip(*(prompt_and_plain(DENSE, n) for n in (9, 20)), strict=True)
-    widths, asked = iter([4, 1, 2] * 40), []
+@pytest.mark.parametrize("kind", [DENSE, HYBRID, SLIDING, "llama-sliding"])
+def test_a_batch_takes_its_widths_from_the_controller(kind, monkeypatch):
+    prompts, plain = zip(*(prompt_and_plain(kind, n) for n in (9, 20, 33)), strict=True)
+    widths, asked = iter([4, 1, 2, 8, 1, 1, 3] * 40), []
 
     def choose(self, limit, sequences=1):
         asked.append(sequences)
         return min(limit, next(widths))
 
-    monkeypatch.setattr(controller_module.Controller, "choose", choose)
+    monkeypatch.setattr(Controller, "choose", choose)
     stats = Stats()
-    proposer = oracle(prompts[0] + plain[0])
+    texts = [prompt + tokens for prompt, tokens in zip(prompts, plain, strict=True)]
+    proposer = PerRow(*(half(text, VOCAB, k) for text, k in zip(texts, (1, 2, 4), strict=True)))
     found = batch_generate(
-        model_of(DENSE), make_tokenizer(), list(prompts), max_tokens=20, draft_model=proposer,
+        model_of(kind), make_tokenizer(), list(prompts), max_tokens=34, draft_model=proposer,
         return_token_ids=True, stats=stats,
     )  # fmt: skip
-    assert found.token_ids == [tokens[:20] for tokens in plain]
-    assert set(asked) == {1, 2} or set(asked) == {2}
-    assert {1, 2, 4} <= set(stats.widths)
+    assert found.token_ids == [tokens[:34] for tokens in plain]
+    assert 3 in asked and {1, 2, 4} <= set(stats.widths) and stats.accepted > 0
