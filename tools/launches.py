@@ -153,7 +153,7 @@ def phases() -> dict[str, Counter]:
 
     def accept(tokens: mx.array, unary: mx.array, logits: mx.array) -> list[mx.array]:
         verdict = accept_greedy(tokens, logits)
-        finite = drafter_module._all_finite(unary.flatten(1)).squeeze()
+        finite = drafter_module.all_finite(unary.flatten(1)).squeeze()
         return [mx.concatenate([mx.stack([verdict.num_accepted, finite]), verdict.tokens])]
 
     gate = count(selector.hidden_projection, rows[:, 1:])

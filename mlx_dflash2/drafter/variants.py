@@ -69,7 +69,7 @@ def with_conv_sides_swapped(drafter: Drafter) -> Drafter:
         if name.endswith("base_kernel"):
             weights[name] = value[::-1]
         elif ".kernel_projection." in name:
-            weights[name] = mx.concatenate(mx.split(value, 2)[::-1])
+            weights[name] = mx.concatenate([*mx.split(value, 2)][::-1])
     return variant(drafter, weights)
 
 

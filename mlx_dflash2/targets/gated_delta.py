@@ -10,7 +10,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.gated_delta import compute_g, gated_delta_update, normalize_qk
 
-from ..kernels.gated_delta_verify import Past, gated_delta_verify, has_kernel
+from ..kernels.gated_delta_verify import DeltaRows, gated_delta_verify
 
 # The l2 norm's epsilon of these layers in mlx-lm.
 QK_EPS = 1e-6
@@ -50,10 +50,11 @@ class GatedDeltaRecord:
         return state
 
     @cached_property
-    def past(self) -> Past:
+    def rows(self) -> DeltaRows:
         """The rows as :func:`gated_delta_verify` takes them."""
         _, k, v, a, b = self.inputs
-        return k, v, compute_g(self.mixer.A_log, a, self.mixer.dt_bias), mx.sigmoid(b)
+        decay = compute_g(self.mixer.A_log, a, self.mixer.dt_bias)
+        return DeltaRows(k, v, decay, mx.sigmoid(b))
 
     def verify(self, latest: "GatedDeltaRecord | None") -> mx.array | None:
         """The rows' outputs by the verify kernel, or ``None`` where that does not run.
@@ -66,13 +67,14 @@ class GatedDeltaRecord:
         state = self.state
         if state is None:
             state = mx.zeros((q.shape[0], Hv, Dv, q.shape[-1]), dtype=mx.float32)
-        if self.mixer.training or not has_kernel(q, *self.past, state):
+        if self.mixer.training:
             return None
-        past, kept = self.past, [0] * q.shape[0]
-        if latest is not None and latest.replayed is state:
-            past, kept, state = latest.past, latest.kept, latest.state
-        kept = mx.array(kept, mx.int32)
-        output, self.state = gated_delta_verify(q, *self.past, state, past, kept)
+        past, kept = self.rows, mx.zeros((q.shape[0],), mx.int32)
+        if latest is not None and latest.replayed is state and latest.state is not None:
+            past, kept, state = latest.rows, mx.array(list(latest.kept), mx.int32), latest.state
+        if not gated_delta_verify.runs_kernel(q, self.rows, state, past, kept):
+            return None
+        output, self.state = gated_delta_verify.kernel(q, self.rows, state, past, kept)
         return output
 
 
