@@ -46,12 +46,15 @@ def path_walk_ops(
     Raises:
         ValueError: if ``uniforms`` are missing.
     """
-    B, L, K, _ = scores.shape
+    L, K = candidates.shape[1:]
     _, draws = drawing_inputs(temperature, uniforms)
-    choice = mx.zeros((B, 1), dtype=mx.uint32)
-    chosen, drawn_from = [], []
+    chosen: list[mx.array] = []
+    drawn_from: list[mx.array] = []
+    # Whatever comes before the first position is the anchor.
+    step = scores[:, 0, 0]
     for t in range(L):
-        step = mx.take_along_axis(scores[:, t], choice[:, :, None], axis=1)[:, 0]
+        if t > 0:
+            step = mx.take_along_axis(scores[:, t], choice[:, :, None], axis=1)[:, 0]
         if temperature > 0:
             q = mx.softmax(step / temperature, axis=-1, precise=True)
             reached = draws[:, t, None] >= mx.cumsum(q, axis=-1)

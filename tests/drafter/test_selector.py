@@ -1,36 +1,43 @@
-"""The selector's codebooks: which rows are read, in every form that they come in."""
+"""The selector: which rows of its codebooks are read, in every form that they come in."""
 
 import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from support.tiny import HIDDEN, VOCAB, make_drafter
+from support.selectors import check_padding_anchor, make_selector
+from support.tiny import HIDDEN, VOCAB, make_model
 
-PADDING = VOCAB + 58
-
-
-@pytest.fixture(params=["plain", "quantized"])
-def selector(request):
-    mx.random.seed(4)
-    selector = make_drafter(selector_rank=64).candidate_selector
-    if request.param == "quantized":
-        for name in ("predecessor_codebook", "successor_codebook"):
-            selector[name] = selector[name].to_quantized(group_size=64, bits=8)
-    return selector
+from mlx_dflash2.kernels.path_walk import path_walk
+from mlx_dflash2.targets import bind
+from mlx_dflash2.train.init import factor_codebooks
 
 
-def check_padding_anchor(selector):
-    """A padding anchor gives what the last row gives, to the last bit of the distributions."""
-    hidden, logits = 4 * mx.random.normal((2, 7, HIDDEN)), mx.random.normal((2, 7, VOCAB))
-    uniforms = mx.random.uniform(shape=(2, 7))
-    padding, last, other = (
-        selector(mx.array([anchor, 3], mx.uint32), hidden, logits, 1.0, uniforms)
-        for anchor in (PADDING, VOCAB - 1, 0)
-    )
-    assert mx.array_equal(padding.tokens, last.tokens).item()
-    assert mx.array_equal(padding.q, last.q).item()
-    assert not mx.allclose(other.q[0, 0], last.q[0, 0], atol=1e-3).item()
-
-
-def test_an_anchor_beyond_the_codebooks_reads_their_last_row(selector):
+@pytest.mark.parametrize("bits", [None, 8])
+def test_an_anchor_beyond_the_codebooks_reads_their_last_row(bits):
     """A target with padding ids may emit one; no drafter has a row for it."""
-    check_padding_anchor(selector)
+    check_padding_anchor(make_selector(bits))
+
+
+@pytest.mark.parametrize("bits", [None, 8])
+def test_all_pair_scores_lead_to_the_drafted_path(bits):
+    """Scoring every pair and walking gives what drafting gives."""
+    selector = make_selector(bits)
+    anchor, hidden = mx.array([3, VOCAB + 1]), mx.random.normal((2, 7, HIDDEN))
+    path = selector(anchor, hidden, mx.random.normal((2, 7, VOCAB)))
+    scores = selector.pair_scores(anchor, hidden, path.candidates, path.unary)
+    assert scores.shape == (2, 7, 8, 8)
+    assert mx.array_equal(path_walk(scores, path.candidates).tokens, path.tokens).item()
+
+
+def test_factored_codebooks_draft_as_their_tables():
+    """In the middle of training, too, a selector drafts with what it has learned."""
+    selector, target = make_selector(None), bind(make_model("qwen3"))
+    factor_codebooks(selector, target.embed, True)
+    arrays = mx.array([3, 9]), mx.random.normal((2, 7, HIDDEN)), mx.random.normal((2, 7, VOCAB))
+    factored = selector(*arrays)
+    for name in ("predecessor_codebook", "successor_codebook"):
+        table = selector[name].table(VOCAB)
+        plain = make_selector(None)[name]
+        plain.weight = table
+        selector[name] = plain
+    tables = selector(*arrays)
+    assert mx.array_equal(factored.tokens, tables.tokens).item()
+    assert mx.allclose(factored.unary, tables.unary).item()

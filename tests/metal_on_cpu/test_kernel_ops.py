@@ -5,6 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.selectors import check_padding_anchor, make_selector
 
 from mlx_dflash2 import kernels as ops
 from mlx_dflash2.kernels.cases import all_cases, largest_error
@@ -49,6 +50,12 @@ def test_the_selector_by_hand(kernels):
         assert walked[0].tolist() == [path]
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+def test_an_anchor_beyond_the_codebooks_reads_their_last_row(kernels, bits):
+    check_padding_anchor(make_selector(bits))
+    assert "pair_walk" in kernels.launched
+
+
 def test_kernels_agree_with_mlx_lm_bit_for_bit(kernels, monkeypatch):
     """Replayed and new rows give the bits of mlx-lm's own kernel, run a token at a time."""
     module = reload("mlx_lm.models.gated_delta", kernels, monkeypatch)
@@ -62,7 +69,5 @@ def test_kernels_agree_with_mlx_lm_bit_for_bit(kernels, monkeypatch):
         _, state = module.gated_delta_kernel(*row, state)
     assert mx.array_equal(after, state).item()
     for t in range(q.shape[1]):
-        out, state = module.gated_delta_kernel(
-            *(x[:, t : t + 1] for x in (q, *rows)), state
-        )
+        out, state = module.gated_delta_kernel(*(x[:, t : t + 1] for x in (q, *rows)), state)
         assert mx.array_equal(y[:, t : t + 1], out).item()
