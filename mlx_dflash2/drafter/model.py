@@ -1,6 +1,6 @@
 """The drafter: a small model that fills a whole block of tokens in one parallel pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -201,9 +201,11 @@ class Drafter(nn.Module):
         block_size: int,
         temperature: float = 0.0,
         key: mx.array | None = None,
+        on_block: Callable[[mx.array, mx.array], None] | None = None,
     ) -> Proposal:
-        """Draft the tokens after the anchor; see :class:`Proposer`."""
-        return self.propose_rows(target, anchor, context, block_size, temperature, [key])[0]
+        """Draft the tokens after the anchor; see :class:`Proposer` and :meth:`propose_rows`."""
+        rows = self.propose_rows(target, anchor, context, block_size, temperature, [key], on_block)
+        return rows[0]
 
     def propose_rows(
         self,
@@ -213,9 +215,15 @@ class Drafter(nn.Module):
         block_size: int,
         temperature: float = 0.0,
         keys: Sequence[mx.array | None] = (),
+        on_block: Callable[[mx.array, mx.array], None] | None = None,
     ) -> list[Proposal]:
-        """Draft a block after each of several anchors [B] in one pass; a key for each."""
+        """Draft a block after each of several anchors [B] in one pass; a key for each.
+
+        ``on_block`` is called with hidden rows and logits before a path is chosen.
+        """
         hidden, logits = self.run_block(target, anchors, context, block_size)
+        if on_block is not None:
+            on_block(hidden, logits)
         return self.choose(anchors, hidden, logits, temperature, keys)
 
     def run_block(
@@ -258,11 +266,11 @@ class Drafter(nn.Module):
                 uniforms = mx.stack([mx.random.uniform(shape=(L,), key=key) for key in keys])
             path = self.candidate_selector(anchors, hidden, logits, temperature, uniforms)
             drawn = (path.candidates, path.q) if temperature > 0 else ([None] * B,) * 2
-            finite = all_finite(path.unary.flatten(1))
+            finite = _all_finite(path.unary.flatten(1))
             return [Proposal(*row) for row in zip(path.tokens, finite, *drawn, strict=True)]
         # Without a selector independent draws would not form a text: the best tokens do better.
         tokens = mx.argmax(logits, axis=-1)
-        finite = all_finite(mx.max(logits, axis=-1))
+        finite = _all_finite(mx.max(logits, axis=-1))
         return [Proposal(*row) for row in zip(tokens, finite, strict=True)]
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +289,7 @@ class Drafter(nn.Module):
         return renamed
 
 
-def all_finite(x: mx.array) -> mx.array:
+def _all_finite(x: mx.array) -> mx.array:
     """Tell for each row whether it has neither infinity nor NaN, in the fewest launches."""
     # A NaN is not below infinity.
     return mx.abs(x).max(axis=-1) < float("inf")

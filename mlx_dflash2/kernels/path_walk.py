@@ -53,8 +53,8 @@ def path_walk_ops(
     # Whatever comes before the first position is the anchor.
     step = scores[:, 0, 0]
     for t in range(L):
-        if t > 0:
-            step = mx.take_along_axis(scores[:, t], choice[:, :, None], axis=1)[:, 0]
+        if chosen:
+            step = mx.take_along_axis(scores[:, t], chosen[-1][:, :, None], axis=1)[:, 0]
         if temperature > 0:
             q = mx.softmax(step / temperature, axis=-1, precise=True)
             reached = draws[:, t, None] >= mx.cumsum(q, axis=-1)
