@@ -62,6 +62,23 @@ def test_forced_paths_are_the_loops_own(tiny):
         assert forced.path[row].tolist() == (drafted == truth).tolist()
 
 
+def test_a_text_that_goes_on_as_drafted_is_right_all_along(tiny):
+    model, plain = tiny
+    drafter, target, anchor = make_drafter(), bind(model), 23
+    # Pair scores that outweigh the logits: another predecessor gives another path.
+    codebook = drafter.candidate_selector.predecessor_codebook
+    codebook.weight = 30 * codebook.weight
+    tokens = [*PROMPT, *plain][: anchor + 1]
+    text = TextPass(target, tokens, len(PROMPT), drafter.target_layer_ids)
+    context = drafter.make_context()
+    taps = text.taps(drafter.target_layer_ids)[:, :anchor]
+    drafter.extend(context, text.tokens[:anchor], taps, 0)
+    drafted = drafter.propose(target, text.tokens[anchor:], context, 8).tokens.tolist()
+    text = TextPass(target, [*tokens, *drafted], len(PROMPT), drafter.target_layer_ids)
+    quality = measure_drafts(drafter, text, [anchor])
+    assert quality.path.all() and quality.among.all() and quality.chosen.all()
+
+
 def test_recall_and_lengths_by_hand():
     hits = np.array([[1, 1, 0], [1, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
     assert recall(hits) == [3 / 4, 2 / 3, 1 / 2]

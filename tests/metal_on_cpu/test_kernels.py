@@ -33,6 +33,7 @@ def check(case: Case, dtype: mx.Dtype):
     outputs, plain = run_op(kernel, arguments), run_op(ops, arguments)
     expected = case.expected(arguments)
     assert largest_error(outputs, expected) <= 1
+    assert largest_error(plain, expected) <= 1
     for a, b in zip(outputs, plain, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         if not mx.issubdtype(a.dtype, mx.floating):
