@@ -22,11 +22,11 @@ from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.drafter.variants import parameters, without_selector
 from mlx_dflash2.evaluation.plots import line_plot
 from mlx_dflash2.evaluation.prompts import Prompt
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.chain import Chain, chain
 from mlx_dflash2.train.corpus import Corpus
 from mlx_dflash2.train.data import generate
 from mlx_dflash2.train.evaluate import acceptance, decode, interval
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.taps import CachedTaps, write_taps

@@ -22,8 +22,8 @@ from mlx_dflash2.benchmark.arms import num_bytes
 from mlx_dflash2.checkpoint.files import Stored
 from mlx_dflash2.checkpoint.tensors import quantise
 from mlx_dflash2.decode.stats import Stats
+from mlx_dflash2.doctor.counted_reads import counted_bytes
 from mlx_dflash2.doctor.plan import Plan
-from mlx_dflash2.doctor.touched import touched_bytes
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.evaluation.machine import environment
@@ -188,7 +188,7 @@ def run(
     return results | {
         "peak_memory": mx.get_peak_memory(),
         "round_bytes_estimated": plan.round(drafter.block_size, len(prompt)).weights,
-        "round_bytes_read": touched_bytes(model, drafter, prompt, drafter.block_size),
+        "round_bytes_read": counted_bytes(model, drafter, prompt, drafter.block_size),
         "tokens": tokens,
         "plain_tokens": plain,
         "equal": tokens == plain,

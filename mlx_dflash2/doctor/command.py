@@ -19,8 +19,8 @@ from ..pairs.load import load_pair, pair_paths
 from . import environment, plan
 from .chips import find_chip
 from .kernels import DEFAULT_REPEATS, doctor_kernels
+from .repairs import likely_masks
 from .trace import DEFAULT_ANCHORS, bisect
-from .trials import likely_masks
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:

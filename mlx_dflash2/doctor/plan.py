@@ -15,7 +15,7 @@ from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..pairs.known import known_target
 from ..targets.shape import TargetShape
-from .reads import (
+from .estimated_reads import (
     FLOATING,
     Reads,
     cache_bytes,

@@ -22,7 +22,7 @@ from ..evaluation.teacher_forced import (
     recall,
 )
 from ..targets import Target, bind
-from .trials import Trial, make_trials
+from .repairs import Repair, make_repairs
 
 DEFAULT_ANCHORS = 120
 # A gain counts from this many standard errors on, over at least so many anchors.
@@ -45,16 +45,16 @@ class Outcome:
     token, or the selector's choices among candidates with a true one.
     """
 
-    trial: Trial
+    repair: Repair
     gains: np.ndarray = field(default_factory=lambda: np.empty(0))
     steady: np.ndarray = field(default_factory=lambda: np.empty(0))
     hits: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
 
     def add(self, before: Forced, after: Forced):
         """Take in the measurements of some more anchors."""
-        hits = after.chosen[after.among] if self.trial.of_selector else after.best[:, 0]
-        self.gains = np.concatenate([self.gains, self.trial.gains(before, after)])
-        self.steady = np.concatenate([self.steady, self.trial.gains(before, after, STEADY)])
+        hits = after.chosen[after.among] if self.repair.of_selector else after.best[:, 0]
+        self.gains = np.concatenate([self.gains, self.repair.gains(before, after)])
+        self.steady = np.concatenate([self.steady, self.repair.gains(before, after, STEADY)])
         self.hits = np.concatenate([self.hits, hits])
 
     @property
@@ -78,7 +78,7 @@ class Outcome:
 
     def is_behind(self, leader: "Outcome") -> bool:
         """Clearly worse than another repair of the same kind, anchor by anchor."""
-        same = self.trial.of_selector == leader.trial.of_selector
+        same = self.repair.of_selector == leader.repair.of_selector
         if self is leader or not same or self.gains.size < FEWEST_ANCHORS:
             return False
         behind = leader.gains - self.gains
@@ -125,7 +125,7 @@ class Trace:
         yield self._window()
         for outcome in sorted(self.outcomes, key=lambda o: -o.gain)[:5]:
             yield (
-                f"tried {outcome.trial.change}: {outcome.gain:+.3f} nats a token, "
+                f"tried {outcome.repair.change}: {outcome.gain:+.3f} nats a token, "
                 f"{outcome.errors:+.1f} standard errors, {outcome.gains.size} anchors"
             )
         yield self.verdict
@@ -143,10 +143,10 @@ class Trace:
     def verdict(self) -> str:
         """One line: the stage at fault, or where to look."""
         if self.fault is not None:
-            changes = [outcome.trial.change for outcome in (self.fault, *self.alike)]
+            changes = [outcome.repair.change for outcome in (self.fault, *self.alike)]
             return (
-                f"verdict: {self.fault.trial.stage} is at fault: with {', or '.join(changes)}, the "
-                f"true tokens gain {self.fault.gain:.2f} nats"
+                f"verdict: {self.fault.repair.stage} is at fault: with {', or '.join(changes)}, "
+                f"the true tokens gain {self.fault.gain:.2f} nats"
             )
         if self.window is not None and self.window[1] < self.window[0] / 2:
             return "verdict: sliding_window is at fault: drafts are good within it, not past it"
@@ -189,9 +189,9 @@ def bisect(
         ValueError: if no answer is longer than a block.
     """
     target = bind(model)
-    trials = make_trials(drafter, mask_ids, target.shape.num_layers)
-    pieces = _pieces(target, drafter, trials, texts, num_anchors)
-    live = [Outcome(trial) for trial in trials]
+    repairs = make_repairs(drafter, mask_ids, target.shape.num_layers)
+    pieces = _pieces(target, drafter, repairs, texts, num_anchors)
+    live = [Outcome(repair) for repair in repairs]
     outcomes, parts, seen, size = list(live), [], [], FIRST_CHUNK
     while len(seen) < len(pieces):
         chunk = _in_order(pieces[len(seen) : len(seen) + size])
@@ -199,7 +199,7 @@ def bisect(
         before = _measure(drafter, chunk)
         parts.append(before)
         for outcome in live:
-            outcome.add(before, _measure(outcome.trial.drafter, chunk))
+            outcome.add(before, _measure(outcome.repair.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
         leader = max(live, key=lambda outcome: outcome.gain, default=None)
         live = [outcome for outcome in live if not outcome.is_behind(leader)]
@@ -209,7 +209,7 @@ def bisect(
             break
     certain = [outcome for outcome in live if outcome.certain]
     fault = max(certain, key=lambda outcome: outcome.gain, default=None)
-    alike = [o for o in certain if o is not fault and o.trial.stage == fault.trial.stage]
+    alike = [o for o in certain if o is not fault and o.repair.stage == fault.repair.stage]
     forced = Forced.joined(parts)
     return Trace(drafter, forced, outcomes, fault, _window(drafter, seen, forced), alike)
 
@@ -220,12 +220,12 @@ Piece = tuple[Replay, int]
 def _pieces(
     target: Target,
     drafter: Drafter,
-    trials: Sequence[Trial],
+    repairs: Sequence[Repair],
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     num_anchors: int,
 ) -> list[Piece]:
     """Anchors of all texts, in an order that soon has some of each."""
-    layers = {i for d in [drafter, *(t.drafter for t in trials)] for i in d.target_layer_ids}
+    layers = {i for d in [drafter, *(t.drafter for t in repairs)] for i in d.target_layer_ids}
     length, pieces = drafter.block_size - 1, []
     for prompt, answer in texts:
         if len(answer) > length:

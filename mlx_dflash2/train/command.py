@@ -3,7 +3,7 @@
 import sys
 
 from ..cli.console import run
-from .arguments import parse
+from .options import parse
 from .run import Run
 
 

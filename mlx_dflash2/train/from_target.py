@@ -7,7 +7,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..drafter.model import Drafter
-from .init import unpacked
+from .start import unpacked
 
 _MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 # The model files whose layers norm what enters attention and MLP, and nothing else, with weights

@@ -9,7 +9,7 @@ from ..drafter.args import DrafterArgs
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..evaluation.prompts import encode
-from . import checkpoints, plots, shipping
+from . import checkpoints, export, plots
 from .card import results_table
 from .checks import check_ranges
 from .codebooks import unfactored
@@ -17,13 +17,13 @@ from .corpus import Corpus
 from .data import generate, missing_texts
 from .evaluate import evaluate
 from .from_target import from_target_layers
-from .init import freeze_but, frozen_parameters, new_drafter
 from .own_prompts import opening
 from .processes import digest, wait
 from .recipe import objective_of
 from .records import refuse_difference, write_record
 from .settings import ADVICE, refuse_missing
 from .setup import Setup
+from .start import freeze_but, frozen_parameters, new_drafter
 from .taps import bytes_needed, write_taps
 from .trainer import Trainer, count_parameters, fit
 from .vocabulary import refuse_sample
@@ -192,17 +192,17 @@ class Run(Setup):
     def export(self):
         """Write the trained drafter as a published one is."""
         made = {"step": self.saved().step, "bits": self.args.bits}
-        if shipping.is_there(self.folder, made):
+        if export.is_there(self.folder, made):
             self.note(f"export: {self.folder / 'export'} is of step {made['step']} already.")
             return
         drafter, corpus, saved = self.trained()
-        scheme = shipping.ship(drafter, corpus, saved, made, self.folder, self.name)
+        scheme = export.ship(drafter, corpus, saved, made, self.folder, self.name)
         self.note(f"export: {self.folder / 'export'}, {scheme}.")
 
     def eval(self):
         """Decode held-out prompts."""
         step, args = self.saved().step, self.args
-        exported = shipping.step_of(self.folder) == step
+        exported = export.step_of(self.folder) == step
         if exported:
             # What is shipped, quantised as it is, is what is measured.
             drafter = load_drafter(self.folder / "export", dtype=_cpu_dtype())
@@ -226,7 +226,7 @@ class Run(Setup):
         write_record(self.folder / "eval.json", record | found)
         print(results_table(found))
         if exported:
-            shipping.add_results(self.folder, found)
+            export.add_results(self.folder, found)
         try:
             note("Plots: " + ", ".join(map(str, plots.save_all(found, self.folder))))
         except ImportError as error:

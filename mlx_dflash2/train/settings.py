@@ -5,7 +5,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from .arguments import parse
+from .options import parse
 from .records import refuse_difference
 
 # They do not change what is computed, or what they change is recorded by itself.

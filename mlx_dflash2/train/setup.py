@@ -23,11 +23,11 @@ from .batches import Batches
 from .corpus import Corpus
 from .extend import extended_args
 from .from_target import from_target_layers
-from .init import factor_codebooks, freeze_but, from_drafter, new_drafter
 from .own_prompts import own_prompts
 from .recipe import objective_of, schedule_of, vocabulary_of
 from .settings import as_trained, deciding
 from .shape import Shape, new_args
+from .start import factor_codebooks, freeze_but, from_drafter, new_drafter
 from .taps import CachedTaps, ComputedTaps, TapSource
 from .trainer import Trainer
 

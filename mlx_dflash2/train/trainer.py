@@ -17,10 +17,10 @@ from tqdm import tqdm
 from ..drafter.model import Drafter
 from . import checkpoints
 from .batches import Batches
-from .init import frozen_parameters
+from .log import Report, append, drop_lines
 from .objective import Objective
 from .processes import any_of, digest, refuse_disagreement
-from .report import Report, append, drop_lines
+from .start import frozen_parameters
 from .vocabulary import FullVocabulary, SampledVocabulary
 
 

@@ -21,8 +21,9 @@ from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.checkpoint import files as checkpoint
 from mlx_dflash2.checkpoint.files import Stored
 from mlx_dflash2.checkpoint.load import load
-from mlx_dflash2.doctor import chips, plan, reads
-from mlx_dflash2.doctor.touched import parameters, touched
+from mlx_dflash2.doctor import chips, plan
+from mlx_dflash2.doctor import estimated_reads as reads
+from mlx_dflash2.doctor.counted_reads import counted_reads, parameters
 from mlx_dflash2.targets import bind
 from tools.full_size import headers
 
@@ -43,7 +44,7 @@ def really_read(model, drafter, width: int) -> int:
     weights = parameters(model, drafter)
     packed = "drafter.candidate_selector.predecessor_codebook.scales" in weights
     total, rows = 0, {}
-    for (name, whole), count in touched(model, drafter, PROMPT, width).items():
+    for (name, whole), count in counted_reads(model, drafter, PROMPT, width).items():
         weight = weights[name]
         if whole or SIDES in name:
             total += weight.nbytes * (count if whole else 1)
@@ -204,8 +205,8 @@ def test_unknown_chips_have_no_bandwidth():
 def test_a_pair_of_many_weights_is_counted_in_pieces():
     """The full size has more weights than MLX takes names for at once."""
     model, drafter = make_model(DENSE), make_drafter()
-    whole = touched(model, drafter, PROMPT, 8)
-    assert touched(model, drafter, PROMPT, 8, names_at_once=7) == whole
+    whole = counted_reads(model, drafter, PROMPT, 8)
+    assert counted_reads(model, drafter, PROMPT, 8, names_at_once=7) == whole
 
 
 # --- what loading refuses, the plan refuses alike

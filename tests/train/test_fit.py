@@ -16,9 +16,9 @@ from mlx_dflash2.targets import bind
 from mlx_dflash2.train import checkpoints
 from mlx_dflash2.train import trainer as trainer_module
 from mlx_dflash2.train.batches import Batches
-from mlx_dflash2.train.init import freeze_but, new_drafter, part_of
 from mlx_dflash2.train.objective import Objective
 from mlx_dflash2.train.shape import Shape, new_args
+from mlx_dflash2.train.start import freeze_but, new_drafter, part_of
 from mlx_dflash2.train.taps import ComputedTaps
 from mlx_dflash2.train.trainer import Diverged, Schedule, Trainer, fit
 from mlx_dflash2.train.vocabulary import FullVocabulary, SampledVocabulary, most_frequent

@@ -5,8 +5,8 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.tiny import DENSE, make_model, make_tokenizer
 
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.corpus import Corpus
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.own_prompts import MAX_TOKENS, opening, own_prompts
 from mlx_dflash2.train.run import Run
 

@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 from support.training import random_corpus
 
 from mlx_dflash2.train import checkpoints
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.codebooks import FactoredCodebook
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.vocabulary import SampledVocabulary
 

@@ -12,9 +12,9 @@ from support.tiny import CONFIGS, DENSE, make_model
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.train import checkpoints
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.command import main
 from mlx_dflash2.train.corpus import Corpus, Text, write_shard
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.settings import as_trained, deciding
 

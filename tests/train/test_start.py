@@ -18,8 +18,8 @@ from mlx_dflash2.train.blocks import run_blocks
 from mlx_dflash2.train.codebooks import FactoredCodebook, factor, unfactored
 from mlx_dflash2.train.extend import extended_args
 from mlx_dflash2.train.from_target import from_target_layers
-from mlx_dflash2.train.init import factor_codebooks, freeze_but, from_drafter, new_drafter
 from mlx_dflash2.train.shape import Shape, new_args
+from mlx_dflash2.train.start import factor_codebooks, freeze_but, from_drafter, new_drafter
 
 SHAPE = Shape(num_layers=2, block_size=6, target_layer_ids=[0, 1, 3], selector_rank=8)
 

@@ -16,7 +16,7 @@ ROW_DECAY = 4.0
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class Repair:
     """A drafter with one thing changed.
 
     Attributes:
@@ -47,7 +47,7 @@ class Trial:
         return difference @ (weights / weights.sum())
 
 
-def make_trials(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> list[Trial]:
+def make_repairs(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> list[Repair]:
     """Every repair that this drafter allows.
 
     Args:
@@ -58,38 +58,38 @@ def make_trials(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> l
     return [*_wiring(drafter, num_layers), *_masks(drafter, mask_ids), *_selector(drafter)]
 
 
-def _wiring(drafter: Drafter, num_layers: int) -> Iterator[Trial]:
+def _wiring(drafter: Drafter, num_layers: int) -> Iterator[Repair]:
     args = drafter.args
     for shift, way in ((-1, "one layer earlier"), (1, "one layer later")):
         shifted = variants.with_taps(drafter, shift, num_layers)
         if shifted is not None:
-            yield Trial("target_layer_ids", f"taps {way}: {shifted.target_layer_ids}", shifted)
+            yield Repair("target_layer_ids", f"taps {way}: {shifted.target_layer_ids}", shifted)
     if args.has_conv:
         swapped = variants.with_conv_sides_swapped(drafter)
-        yield Trial("convolution", "its two sides swapped", swapped)
+        yield Repair("convolution", "its two sides swapped", swapped)
     flipped = variants.with_rope_pairing_flipped(drafter)
-    yield Trial("rope", f"rope_is_neox_style {not flipped.args.rope_traditional}", flipped)
+    yield Repair("rope", f"rope_is_neox_style {not flipped.args.rope_traditional}", flipped)
     causal = variants.with_causal_flipped(drafter)
-    yield Trial("is_causal", f"is_causal {causal.args.causal}", causal)
+    yield Repair("is_causal", f"is_causal {causal.args.causal}", causal)
     if drafter.dtype != mx.float32:
         weights = {
             name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
             for name, value in variants.parameters(drafter).items()
         }
-        yield Trial("dtype", "computed in float32", variants.variant(drafter, weights))
+        yield Repair("dtype", "computed in float32", variants.variant(drafter, weights))
 
 
-def _masks(drafter: Drafter, mask_ids: Iterable[int]) -> Iterator[Trial]:
+def _masks(drafter: Drafter, mask_ids: Iterable[int]) -> Iterator[Repair]:
     for token in dict.fromkeys(mask_ids):
         if token != drafter.args.mask_token_id:
             masked = variants.with_mask_id(drafter, token)
-            yield Trial("mask_token_id", f"mask_token_id {token}", masked)
+            yield Repair("mask_token_id", f"mask_token_id {token}", masked)
 
 
-def _selector(drafter: Drafter) -> Iterator[Trial]:
+def _selector(drafter: Drafter) -> Iterator[Repair]:
     if drafter.args.has_selector:
         swapped = variants.with_codebooks_swapped(drafter)
-        yield Trial("candidate_selector", "its two codebooks swapped", swapped, of_selector=True)
+        yield Repair("candidate_selector", "its two codebooks swapped", swapped, of_selector=True)
 
 
 def likely_masks(tokenizer: TokenizerWrapper, vocab_size: int) -> list[int]:

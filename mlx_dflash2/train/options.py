@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from .config_file import parts, read_options
-from .init import PARTS
 from .losses import LOSSES
+from .start import PARTS
 
 STAGES = ("data", "taps", "fit", "export", "eval")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dflash2.train.arguments import STAGES, parse
+from mlx_dflash2.train.options import STAGES, parse
 
 
 def test_options_of_the_command_line_come_before_the_config_s(tmp_path):
