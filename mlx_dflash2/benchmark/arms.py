@@ -7,7 +7,6 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -15,6 +14,7 @@ from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
+from ..evaluation.machine import num_bytes
 
 PLAIN = "plain"
 
@@ -141,8 +141,3 @@ def make_arms(
 def lacks_selector(drafter: Drafter) -> bool:
     """Whether the selector of a DFlash 2 drafter was left out."""
     return drafter.args.generation == 2 and not drafter.args.has_selector
-
-
-def num_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters."""
-    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))

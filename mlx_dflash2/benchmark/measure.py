@@ -12,8 +12,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
+from ..evaluation.machine import num_bytes
 from ..evaluation.prompts import Prompt
-from .arms import Arm, Settings, num_bytes
+from .arms import Arm, Settings
 
 WARM_UP_TOKENS = 3
 

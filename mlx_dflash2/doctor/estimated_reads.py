@@ -1,67 +1,38 @@
-"""Bytes that a round reads, from configs and tensor headers alone."""
+"""Bytes that a round reads, estimated from a pair's modules; none of their weights is evaluated."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
-from math import prod
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from mlx_lm.models import gemma4_text
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.cache import ArraysCache
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
-from ..checkpoint.files import Stored
-from ..checkpoint.tensors import QUANTISED_AT_LOAD
-from ..drafter.args import SLIDING, DrafterArgs
+from ..drafter.model import Drafter
+from ..evaluation.machine import num_bytes
+from ..targets import Target
 
-SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1} | {
-    f"{kind}{bits}": bits // 8 for kind in "UI" for bits in (8, 16, 32, 64)
-}
-FLOATING = ("F64", "F32", "F16", "BF16")
-# Parts of a checkpoint that mlx-lm's text model leaves out.
-LEFT_OUT = ("vision", "visual", "multi_modal", "mtp.", "audio")
-# One layer in so many sees everything, where a config of this model file does not say.
-PATTERNS = {"muse_glimmer": 4, "gemma3_text": 6, "gpt_oss": 2}
-# What a Gemma 4 config that leaves a field out means by it.
-GEMMA4 = {field.name: field.default for field in fields(gemma4_text.ModelArgs)}
-EMBEDDING, HEAD = "embed_tokens.", "lm_head."
-# Rows of a matrix product that MLX's own quantised kernels serve with one read of the weights:
+# Rows of a matrix product that MLX's own quantized kernels serve with one read of the weights:
 # several on a GPU, and on the CPU backend one.
 ROWS_A_READ = {"gpu": 5, "cpu": 1}
-
-
-def num_bytes(stored: Stored) -> int:
-    return prod(stored.shape) * SIZES.get(stored.dtype, 4)
-
-
-def text_tensors(tensors: dict[str, Stored]) -> dict[str, Stored]:
-    """The tensors of a target's text model."""
-    return {n: t for n, t in tensors.items() if not any(part in n for part in LEFT_OUT)}
-
-
-def drafter_tensors(
-    tensors: dict[str, Stored], dtype: str | None = None, bits: int | None = None, group: int = 64
-) -> dict[str, Stored]:
-    """A drafter's tensors as they are once loaded: cast, and quantised where ``bits`` is given."""
-    loaded = {}
-    for name, (stored_as, shape) in tensors.items():
-        kept = dtype if dtype is not None and stored_as in FLOATING else stored_as
-        path = name.removesuffix(".weight")
-        large = path.rsplit(".", 1)[-1] in QUANTISED_AT_LOAD and shape[-1] % group == 0
-        if bits is None or not large:
-            loaded[name] = Stored(kept, shape)
-            continue
-        rows, columns = shape
-        loaded[f"{path}.weight"] = Stored("U32", (rows, columns * bits // 32))
-        for part in ("scales", "biases"):
-            loaded[f"{path}.{part}"] = Stored(kept, (rows, columns // group))
-    return loaded
+_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
+_EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Bytes of one round, or of a plain step, where nothing is read twice by accident.
+    """Bytes of one round or of a plain step, with every weight read once.
 
-    ``target`` and ``head`` are weights of the verify pass, ``drafter`` and ``draft_head`` those
-    of the draft; ``cache`` is what attention reads of the target's past, ``context`` of the
-    drafter's.
+    Attributes:
+        target: Weights of the verify pass but for the head.
+        head: The head of the verify pass.
+        cache: The target's past: keys, values and recurrent states.
+        drafter: Weights of the draft.
+        draft_head: The target's head, read again by the draft.
+        context: The drafter's past.
     """
 
     target: int
@@ -80,110 +51,126 @@ class Reads:
         return self.weights + self.cache + self.context
 
 
-def target_reads(tensors: dict[str, Stored], config: dict[str, Any], rows: int) -> tuple[int, int]:
-    """Bytes of a target's weights that a pass over some rows reads: all but the head, and it."""
-    total = head = 0
-    untied = any(HEAD in name for name in tensors)
-    share = _expert_share(text_config(config), rows)
-    for name, stored in tensors.items():
-        size = num_bytes(stored)
-        if EMBEDDING in name:
-            total += size // stored.shape[0] * rows
-            head += 0 if untied else size
-        elif HEAD in name:
-            head += size
-        elif "per_layer" in name and "embed" in name:
-            total += size // stored.shape[0] * rows
-        elif ".switch_mlp." in name or ".experts." in name:
-            total += int(size * share)
+@dataclass(frozen=True)
+class TargetBytes:
+    """Bytes of a target, by when they are read.
+
+    Attributes:
+        always: Weights that every pass reads.
+        row: Of all embedding tables, what one token looks up.
+        head: The head's weights.
+        experts: Of each stack of experts, its bytes and the share of it that one row chooses.
+        layers: Of each layer's keys and values, a token's bytes and the window, if there is one.
+        states: Recurrent states, whose size is fixed.
+        number: One number of the activations.
+    """
+
+    always: int
+    row: int
+    head: int
+    experts: list[tuple[int, float]]
+    layers: list[tuple[int, int | None]]
+    states: int
+    number: int
+
+    def weights(self, rows: int) -> int:
+        """Return what a pass over ``rows`` rows reads of the weights, without the head."""
+        # Rows choose experts at random, as far as one can tell beforehand.
+        chosen = sum(size * (1 - (1 - share) ** rows) for size, share in self.experts)
+        return self.always + self.row * rows + int(chosen)
+
+    def past(self, tokens: int) -> int:
+        """Return what a pass reads of the caches after ``tokens`` tokens."""
+        kept = sum(size * min(tokens, window or tokens) for size, window in self.layers)
+        return kept + self.states
+
+
+def target_bytes(target: Target) -> TargetBytes:
+    """Ask a target, which may be lazily loaded, for its sizes.
+
+    One row is run through it to see the shapes of its caches and the experts it chooses. The
+    pass is never evaluated.
+    """
+    caches = target.make_cache()
+    with _counted_experts(target.model) as experts:
+        hidden = target.forward(mx.zeros((1, 1), mx.uint32), caches).hidden
+    modules = dict(target.model.named_modules())
+    always = row = 0
+    for name, value in tree_flatten(target.model.parameters()):
+        path = name.rpartition(".")[0]
+        module = modules.get(path)
+        if isinstance(module, _TABLES):
+            row += value.nbytes // value.shape[0]
+        elif path not in experts and module is not target.head_module:
+            always += value.nbytes
+    shares = [(num_bytes(e.matrix), e.chosen / e.matrix.num_experts) for e in experts.values()]
+    layers, states = [], 0
+    for cache in caches:
+        if isinstance(cache, ArraysCache):
+            states += cache.nbytes
         else:
-            total += size
-    return total, head
+            keys, values = cache.keys_and_values()
+            layers.append((keys.nbytes + values.nbytes, getattr(cache, "max_size", None)))
+    head = num_bytes(target.head_module)
+    return TargetBytes(always, row, head, shares, layers, states, hidden.dtype.size)
 
 
-def _expert_share(config: dict[str, Any], rows: int) -> float:
-    """Share of the experts that some rows choose, if each chooses at random."""
-    experts = config.get("num_experts") or config.get("num_local_experts")
-    names = ("num_experts_per_tok", "experts_per_token", "top_k_experts")
-    chosen = next((config[name] for name in names if config.get(name)), None)
-    return 1 - (1 - chosen / experts) ** rows if experts and chosen else 1.0
+class _CountedExperts(nn.Module):
+    """A stack of experts that remembers how many of them a pass chose."""
+
+    def __init__(self, matrix: nn.Module) -> None:
+        super().__init__()
+        self.matrix, self.chosen = matrix, 0
+
+    def __call__(self, x: mx.array, indices: mx.array, **kwargs: Any) -> mx.array:
+        self.chosen = indices.size
+        return self.matrix(x, indices, **kwargs)
 
 
-def drafter_reads(tensors: dict[str, Stored], args: DrafterArgs) -> int:
-    """Bytes of a drafter's weights that one draft reads, its context's new rows included."""
-    total, length = 0, args.block_size - 1
-    candidates = args.selector_top_k
+@contextmanager
+def _counted_experts(model: nn.Module) -> Iterator[dict[str, _CountedExperts]]:
+    """Count the experts that a model chooses; afterwards the model is as it was."""
+    found = {path: module for path, module in model.named_modules() if isinstance(module, _EXPERTS)}
+    counted = {path: _CountedExperts(module) for path, module in found.items()}
+    model.update_modules(tree_unflatten(list(counted.items())))
+    try:
+        yield counted
+    finally:
+        model.update_modules(tree_unflatten(list(found.items())))
+
+
+def drafter_reads(drafter: Drafter) -> int:
+    """Return the bytes of the weights that one draft reads, its context's new rows included."""
+    args, length = drafter.args, drafter.block_size - 1
     rows = {
-        "predecessor_codebook": 1 + (length - 1) * candidates,
-        "successor_codebook": length * candidates,
+        "predecessor_codebook": 1 + (length - 1) * args.selector_top_k,
+        "successor_codebook": length * args.selector_top_k,
     }
-    if any("codebook.scales" in name for name in tensors):
-        # Quantised tables are unpacked for the anchor and all candidates alike.
-        rows = dict.fromkeys(rows, 1 + length * candidates)
-    for name, stored in tensors.items():
-        size = num_bytes(stored)
+    if args.has_selector and "scales" in drafter.candidate_selector.predecessor_codebook:
+        # Quantized tables are unpacked for the anchor and all candidates alike.
+        rows = dict.fromkeys(rows, 1 + length * args.selector_top_k)
+    total = 0
+    for name, value in tree_flatten(drafter.parameters()):
         table = next((count for part, count in rows.items() if part in name), None)
         if table is not None:
-            total += size // stored.shape[0] * table
+            total += value.nbytes // value.shape[0] * table
         elif any(part in name for part in (".k_proj.", ".v_proj.", ".k_norm.")):
             # Once for the context's new rows, once for the block.
-            total += 2 * size
+            total += 2 * value.nbytes
         else:
-            total += size
+            total += value.nbytes
     return total
 
 
-def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """A target's config with its nested text model's fields on top."""
-    text = config | (config.get("text_config") or {})
-    return GEMMA4 | text if str(text.get("model_type")).startswith("gemma4") else text
+def context_bytes(drafter: Drafter, tokens: int) -> int:
+    """Return the bytes of a drafter's context after ``tokens`` tokens."""
+    windows = (layer.self_attn.window for layer in drafter.layers)
+    kept = sum(tokens if window is None else min(tokens, window - 1) for window in windows)
+    args = drafter.args
+    return kept * 2 * args.num_key_value_heads * args.head_dim * drafter.dtype.size
 
 
-def cache_layers(config: dict[str, Any]) -> Iterator[tuple[int | None, int]]:
-    """For every layer that keeps keys and values, its window and the numbers in a token's keys.
-
-    The window is ``None`` where a layer sees all.
-    """
-    config = text_config(config)
-    count, window = config["num_hidden_layers"], config.get("sliding_window")
-    interval = config.get("full_attention_interval")
-    pattern = config.get("sliding_window_pattern") or PATTERNS.get(config.get("model_type"))
-    kinds = config.get("layer_types") or [None] * count
-    # The last layers of some read the keys and values of earlier ones.
-    for index, kind in enumerate(kinds[: count - (config.get("num_kv_shared_layers") or 0)]):
-        if kind == "linear_attention":
-            continue
-        if kind is None and interval and (index + 1) % interval:
-            continue
-        slides = kind == SLIDING or (kind is None and pattern and (index + 1) % pattern)
-        yield (window if slides else None), _keys_width(config, slides)
-
-
-def _keys_width(config: dict[str, Any], slides: bool) -> int:
-    """Numbers in one token's keys, which are as many as in its values."""
-    heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    if not slides:
-        width = config.get("global_head_dim") or width
-        if config.get("attention_k_eq_v"):
-            heads = config.get("num_global_key_value_heads") or heads
-    return heads * width
-
-
-def cache_bytes(config: dict[str, Any], tokens: int, size: int) -> int:
-    """Bytes of a target's keys and values after some tokens, ``size`` bytes a number."""
-    kept = sum(min(tokens, window or tokens) * width for window, width in cache_layers(config))
-    return kept * 2 * size
-
-
-def context_bytes(args: DrafterArgs, tokens: int, size: int) -> int:
-    """Bytes of a drafter's context after some tokens."""
-    window = (args.sliding_window or tokens + 1) - 1
-    kept = [min(tokens, window) if t == SLIDING else tokens for t in args.layer_types]
-    return sum(kept) * 2 * args.num_key_value_heads * args.head_dim * size
-
-
-def num_reads(tensors: dict[str, Stored], rows: int, device: str) -> int:
-    """How often a pass over some rows reads the weights, with MLX's own kernels."""
-    quantised = any(name.endswith(".scales") for name in tensors)
-    return -(-rows // ROWS_A_READ[device]) if quantised or device == "cpu" else 1
+def num_reads(model: nn.Module, rows: int, device: str) -> int:
+    """Return how often a pass over ``rows`` rows reads the weights, with MLX's own kernels."""
+    quantized = any("scales" in module for module in model.modules())
+    return -(-rows // ROWS_A_READ[device]) if quantized or device == "cpu" else 1

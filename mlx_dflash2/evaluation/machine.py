@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
 
 from .._version import __version__
 from ..checkpoint.files import weight_files
@@ -65,6 +67,11 @@ def os_name() -> str:
     if platform.system() == "Darwin":
         return f"macOS {platform.mac_ver()[0]}"
     return f"{platform.system()} {platform.release()}"
+
+
+def num_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters."""
+    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))
 
 
 def fingerprint(folder: Path, config: str = "config.json") -> str:
