@@ -1,4 +1,4 @@
-"""Memory bandwidth of Apple's chips, as announced and in the specifications of the computers."""
+"""Memory bandwidth of Apple's chips, from announcements and specifications."""
 
 import re
 from typing import NamedTuple
@@ -18,10 +18,10 @@ SUPPORT = "https://support.apple.com/en-us/"
 
 
 class Chip(NamedTuple):
-    """``bandwidth`` in GB/s, of the smallest and the largest version sold under this name.
+    """A chip and its memory bandwidth in GB/s, lowest and highest of the versions on sale.
 
-    Announcements mostly name the largest alone; then the source is the specifications of a
-    computer. Apple gives none for M1: it is that of its memory, LPDDR4X-4266 on 128 bits.
+    Announcements mostly name the highest alone; then the source is a computer's specifications.
+    Apple states none for M1: the figure is that of its memory, LPDDR4X-4266 on 128 bits.
     """
 
     name: str
@@ -54,7 +54,7 @@ CHIPS = (
 
 
 def find_chip(name: str) -> Chip | None:
-    """The chip that a name such as ``Apple M4 Max`` stands for."""
+    """Find the chip that a name such as ``Apple M4 Max`` stands for."""
     found = re.search(r"\bM\d+( (Pro|Max|Ultra))?\b", name, re.IGNORECASE)
     wanted = found.group(0).lower() if found else ""
     return next((chip for chip in CHIPS if chip.name.lower() == wanted), None)

@@ -96,7 +96,7 @@ def target_bytes(target: Target) -> TargetBytes:
         hidden = target.forward(mx.zeros((1, 1), mx.uint32), caches).hidden
     modules = dict(target.model.named_modules())
     always = row = 0
-    for name, value in tree_flatten(target.model.parameters()):
+    for name, value in dict(tree_flatten(target.model.parameters())).items():
         path = name.rpartition(".")[0]
         module = modules.get(path)
         if isinstance(module, _TABLES):
@@ -150,7 +150,7 @@ def drafter_reads(drafter: Drafter) -> int:
         # Quantized tables are unpacked for the anchor and all candidates alike.
         rows = dict.fromkeys(rows, 1 + length * args.selector_top_k)
     total = 0
-    for name, value in tree_flatten(drafter.parameters()):
+    for name, value in dict(tree_flatten(drafter.parameters())).items():
         table = next((count for part, count in rows.items() if part in name), None)
         if table is not None:
             total += value.nbytes // value.shape[0] * table

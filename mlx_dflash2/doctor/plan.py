@@ -152,7 +152,7 @@ def read_plan(
     read_headers(weight_files(folder, "model*.safetensors"))
     target, _ = load_model(folder, lazy=True)
     if length is None:
-        length = PUBLISHED_LENGTH.get(known_target(draft_model))
+        length = PUBLISHED_LENGTH.get(known_target(draft_model) or "")
     return Plan(bind(target), drafter, device, length)
 
 
@@ -203,9 +203,9 @@ def _fit(plan: Plan) -> Iterator[str]:
 def _memory(plan: Plan, context: int, memory: int) -> Iterator[str]:
     sizes = plan.sizes
     target, drafter = num_bytes(plan.target.model), num_bytes(plan.drafter)
-    layers = tree_flatten([layer.parameters() for layer in plan.target.layers])
+    layers = dict(tree_flatten([layer.parameters() for layer in plan.target.layers]))
     # The widest layer's activations of one chunk, about four of them alive at once.
-    widest = max(value.shape[-2] for _, value in layers if value.ndim > 1)
+    widest = max(value.shape[-2] for value in layers.values() if value.ndim > 1)
     chunk = 4 * min(PREFILL_STEP, max(context, 1)) * widest * sizes.number
     kept = context_bytes(plan.drafter, context)
     total = target + drafter + sizes.past(context) + kept + chunk

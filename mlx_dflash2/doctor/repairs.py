@@ -1,4 +1,4 @@
-"""Repairs to try on a drafter that drafts badly: each undoes one known mistake."""
+"""Repairs to try on a drafter that drafts badly. Each undoes one known mistake."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Repair:
     """A drafter with one thing changed.
 
     Attributes:
-        stage (str): What is at fault if this helps.
-        change (str): What was changed.
-        drafter (Drafter): The changed one.
-        of_selector (bool): Whether the selector's choice is judged, not the rows themselves.
+        stage (str): The stage at fault if this helps.
+        change (str): What is changed.
+        drafter (Drafter): The changed drafter.
+        of_selector (bool): Judge the selector's choices instead of the rows themselves.
     """
 
     stage: str
@@ -32,12 +32,14 @@ class Repair:
     of_selector: bool = False
 
     def gains(self, before: Forced, after: Forced, most: float = np.inf) -> np.ndarray:
-        """What the true tokens' log probability gains at each anchor, in nats.
+        """Return the gain of the true tokens' log probability at each anchor, in nats.
 
-        ``most`` limits what a single token may gain or lose.
+        Args:
+            before, after (Forced): Of the suspect and of the changed drafter, at the same anchors.
+            most (float): The most that a single token may gain or lose.
         """
         if self.of_selector:
-            # An anchor without any true candidate says nothing about the selector.
+            # An anchor whose true tokens are not candidates says nothing about the selector.
             difference = (after.selector_logprob - before.selector_logprob).clip(-most, most)
             weights = np.where(np.isnan(difference), 0.0, 1.0)
             keep = weights.sum(axis=1) > 0
@@ -48,12 +50,12 @@ class Repair:
 
 
 def make_repairs(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> list[Repair]:
-    """Every repair that this drafter allows.
+    """Make every repair that applies to a drafter.
 
     Args:
         drafter (Drafter): The suspect.
-        mask_ids (iterable of int): Ids that may be the true mask.
-        num_layers (int): Of the target; a drafter's config need not say how many it has.
+        mask_ids (iterable of int): Ids to try as the mask.
+        num_layers (int): The target's; a drafter's config may leave it out.
     """
     return [*_wiring(drafter, num_layers), *_masks(drafter, mask_ids), *_selector(drafter)]
 
@@ -93,7 +95,7 @@ def _selector(drafter: Drafter) -> Iterator[Repair]:
 
 
 def likely_masks(tokenizer: TokenizerWrapper, vocab_size: int) -> list[int]:
-    """Ids that trainers take for masks: special tokens, and padding rows of the embedding."""
+    """Return ids that trainers use as masks: special tokens and padding rows of the embedding."""
     special = sorted(tokenizer.all_special_ids) + sorted(tokenizer.added_tokens_decoder)
     first = max([len(tokenizer), *(token + 1 for token in special)])
     padding = [*range(first, first + 4), vocab_size - 1]

@@ -140,14 +140,14 @@ def test_a_gain_counts_from_three_errors_on_and_of_what_works():
     def outcome(gains, hits=right):
         return Outcome(repair, gains, gains, hits)
 
-    assert not outcome(noise).certain and not outcome(noise).hopeless
-    assert outcome(noise + 0.6).certain
-    assert not outcome(noise + 0.6, ~right).certain  # and still never right
-    assert not outcome(np.ones(4)).certain  # too few
-    assert not Outcome(repair, noise - 0.1, noise + 0.6, right).certain  # worse on the whole
+    assert not outcome(noise).significant and not outcome(noise).hopeless
+    assert outcome(noise + 0.6).significant
+    assert not outcome(noise + 0.6, ~right).significant  # and still never right
+    assert not outcome(np.ones(4)).significant  # too few
+    assert not Outcome(repair, noise - 0.1, noise + 0.6, right).significant  # worse on the whole
     assert outcome(noise - 0.6).hopeless
     assert outcome(np.zeros(8)).hopeless  # it changes nothing
-    assert not Outcome(repair).hopeless and not Outcome(repair).certain
+    assert not Outcome(repair).hopeless and not Outcome(repair).significant
 
 
 def test_of_two_repairs_the_better_one_is_left():
