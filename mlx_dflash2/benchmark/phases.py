@@ -19,7 +19,7 @@ from ..decode.loop import Decoder
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter, Proposal
-from .arms import Arm, Settings
+from .arms import Arm, BenchSettings
 
 DRAFT, SELECT, VERIFY, ACCEPT, HOST = "draft", "select", "verify", "accept/rollback", "host"
 PHASES = (DRAFT, SELECT, VERIFY, ACCEPT, HOST)
@@ -95,7 +95,7 @@ class TimedJudge(Judge):
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: Settings
+    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
     """Seconds a round by phase, from one answer of an arm with a DFlash drafter.
 
