@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decode.clock import PHASES
 from ..evaluation.plots import line_plot, new_figure, save_figure
-from .phases import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
