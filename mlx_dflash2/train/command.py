@@ -7,10 +7,6 @@ from .options import parse
 from .run import Run
 
 
-def main():
+def main() -> None:
     """Run the stages asked for."""
-    run(_main)
-
-
-def _main():
-    Run(parse(sys.argv[1:])).run()
+    run(lambda: Run(parse(sys.argv[1:])).run())

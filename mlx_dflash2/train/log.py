@@ -1,61 +1,64 @@
-"""What a run says of its steps: the lines of its log."""
+"""The log of a training run: a JSON line for the steps of each report."""
 
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
 
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
-class Report:
-    """What some steps did together."""
 
-    def __init__(self):
-        self.losses, self.norms, self.counts = [], [], None
+class StepTotals:
+    """Sums over the steps since the last report."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.counts: dict[str, mx.array] = {}
         self.began = time.monotonic()
 
-    def add(self, result: dict[str, Any]):
-        """Take in what :meth:`Trainer.step` gave."""
+    def add(self, result: dict[str, Any]) -> None:
+        """Add what :meth:`Trainer.step` returned."""
         self.losses.append(result["loss"])
         self.norms.append(result["norm"])
         counts = result["counts"]
-        self.counts = counts if self.counts is None else tree_map(mx.add, self.counts, counts)
+        self.counts = tree_map(mx.add, self.counts, counts) if self.counts else counts
 
-    def line(self, trainer: Any) -> dict[str, Any]:
-        """As a line of the log: shares are of all rows of a position, whatever was before them.
+    def line(self, trainer: "Trainer") -> dict[str, Any]:
+        """Return a line of the log.
 
-        ``length`` is the acceptance length over the anchors drawn. It overstates decoding's,
-        which visits hard places more often.
+        Shares are of all rows of a position, right or wrong before it. ``length`` is the
+        acceptance length over the drawn anchors. Decoding's is shorter: it visits hard places
+        more often.
 
         Args:
-            trainer (Trainer): Behind the last of these steps.
+            trainer (Trainer): After the last of these steps.
         """
         counts = {name: value.tolist() for name, value in self.counts.items()}
         rows = [max(1, n) for n in counts["rows"]]
-
-        def share(name: str) -> list[float]:
-            return [round(n / d, 4) for n, d in zip(counts[name], rows, strict=True)]
-
+        shares = {
+            name: [round(n / d, 4) for n, d in zip(counts[name], rows, strict=True)]
+            for name in ("best", "among", "chosen")
+            if name in counts
+        }
         prefix = counts.get("chosen_prefix", counts["best_prefix"])
-        shares = {name: share(name) for name in ("best", "among", "chosen") if name in counts}
         return {
             "step": trainer.done,
             "loss": sum(self.losses) / len(self.losses),
             "norm": sum(self.norms) / len(self.norms),
-            "learning_rate": float(trainer.optimizer.learning_rate.item()),
+            "learning_rate": trainer.optimizer.learning_rate.tolist(),
             "length": 1 + sum(n / rows[0] for n in prefix),
             "blocks_per_second": rows[0] * trainer.group.size() / (time.monotonic() - self.began),
             **shares,
         }
 
 
-def drop_lines(path: Path, step: int):
-    """Remove from a log what came behind the checkpoint that is gone on from.
-
-    So is a last line that was not written to its end.
-    """
+def drop_lines(path: Path, step: int) -> None:
+    """Drop log lines newer than the checkpoint we resume from, and a line that is cut off."""
     if not path.is_file():
         return
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
@@ -66,7 +69,7 @@ def drop_lines(path: Path, step: int):
         partial.replace(path)
 
 
-def append(path: Path, line: dict[str, Any]):
+def append(path: Path, line: dict[str, Any]) -> None:
     """Add a line to a log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:

@@ -1,54 +1,87 @@
-"""Where a drafter's training begins, if not from a target: nothing, or another drafter."""
+"""Start a drafter's training: from random weights, the target's last layers or another drafter."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..drafter.args import DrafterArgs
-from ..drafter.model import Drafter, DraftLayer
-from ..drafter.selector import CandidateSelector
-from .codebooks import CODEBOOKS, FactoredCodebook, factor
+from ..drafter.model import Drafter
+from ..targets import Target
+from .codebooks import factor_codebooks
 
 PARTS = ("backbone", "conv", "selector")
 _STD = 0.02
+_MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
+# Model files whose layers have norms before attention and MLP alone, as a drafter's layers do, and
+# whose norm weights are factors.
+_PRE_NORM = (
+    "ernie4_5", "hunyuan_v1_dense", "llama", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3",
+    "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss",
+)  # fmt: skip
+
+
+def start_drafter(
+    args: DrafterArgs,
+    target: Target,
+    seed: int,
+    old: Drafter | None = None,
+    copy_target: bool = True,
+    factored: bool = False,
+) -> tuple[Drafter, str]:
+    """Make the drafter that a run starts from.
+
+    Args:
+        args (DrafterArgs): Of the drafter.
+        target (Target): Its target.
+        seed (int): Of random weights.
+        old (Drafter, optional): Another drafter to start from. Default: ``None``.
+        copy_target (bool): Without ``old``, copy the target's last layers. Default: ``True``.
+        factored (bool): Factor the selector's codebooks. Default: ``False``.
+
+    Returns:
+        tuple: The drafter, and a sentence about what of its source is lost, or ``""``.
+    """
+    lost, key = "", mx.random.key(seed)
+    if old is not None:
+        drafter = from_drafter(old, args, key)
+    else:
+        drafter = new_drafter(args, key)
+        left_out = from_target_layers(drafter, target) if copy_target else []
+        if left_out:
+            lost = f"a drafter has no {', '.join(left_out)}; the target's are left out."
+    if factored and args.has_selector:
+        known = old is not None and old.args.has_selector
+        kept = factor_codebooks(drafter.candidate_selector, target.embed, known)
+        if known:
+            lost = f"the factored codebooks keep {kept:.0%} of the trained ones' norm."
+    mx.eval(drafter.parameters())
+    return drafter, lost
 
 
 def new_drafter(args: DrafterArgs, key: mx.array) -> Drafter:
-    """A drafter with random matrices, convolutions that change nothing and a selector likewise."""
-    drafter = Drafter(args)
-    _randomise(drafter, key)
+    """Make a drafter with random matrices, and convolutions and a selector without effect."""
+    drafter, weights = Drafter(args), []
+    for number, (name, value) in enumerate(dict(tree_flatten(drafter.parameters())).items()):
+        if name.endswith("base_kernel"):
+            value = mx.concatenate(
+                [mx.ones_like(value[:, :1]), mx.zeros_like(value[:, 1:])], axis=1
+            )
+        elif "kernel_projection" in name or "successor_codebook" in name:
+            value = mx.zeros_like(value)
+        elif value.ndim == 2:
+            own = mx.random.split(key, number + 1)[number]
+            value = _STD * mx.random.normal(value.shape, key=own)
+        else:
+            continue
+        weights.append((name, value))
+    drafter.load_weights(weights, strict=False)
     return drafter
 
 
-def _randomise(module: nn.Module, key: mx.array):
-    """Normal matrices; what changes nothing at first is set so, after everything else."""
-    weights = []
-    for number, (name, value) in enumerate(tree_flatten(module.parameters())):
-        if value.ndim == 2:
-            drawn = mx.random.normal(value.shape, key=mx.random.split(key, number + 1)[number])
-            weights.append((name, _STD * drawn))
-    module.load_weights(weights, strict=False)
-    neutralise(module)
-
-
-def neutralise(module: nn.Module):
-    """Make every convolution the identity and every selector's pair scores zero."""
-    for name, value in tree_flatten(module.parameters()):
-        silent = "kernel_projection" in name or "successor_codebook" in name
-        if name.endswith("base_kernel"):
-            new = mx.concatenate([mx.ones_like(value[:, :1]), mx.zeros_like(value[:, 1:])], axis=1)
-        elif silent:
-            new = mx.zeros_like(value)
-        else:
-            continue
-        module.load_weights([(name, new)], strict=False)
-
-
 def unpacked(module: nn.Module) -> mx.array:
-    """A module's matrix in float32, dequantised if need be."""
+    """Return a module's matrix in float32, dequantized if need be."""
     if "scales" not in module:
         return module.weight.astype(mx.float32)
     scheme = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
@@ -57,67 +90,95 @@ def unpacked(module: nn.Module) -> mx.array:
 
 
 def from_drafter(old: Drafter, args: DrafterArgs, key: mx.array) -> Drafter:
-    """A drafter that begins as another one, with the parts that the other lacks added.
-
-    Convolutions and selector are added so that they change nothing at first; layers are added
-    behind the others, giving nothing to the stream.
+    """Start as another drafter, with new parts and layers that have no effect at first.
 
     Args:
-        old (Drafter): Quantised or not.
-        args (DrafterArgs): Of the new drafter: the old one's with more layers or parts.
-        key (mx.array): For what is random.
+        old (Drafter): Quantized or not.
+        args (DrafterArgs): The old drafter's, with more layers or parts.
+        key (mx.array): For random weights.
     """
-    drafter = new_drafter(args, key)
-    weights = {}
-    for path, module in old.named_modules():
-        if "scales" in module:
-            weights[f"{path}.weight"] = unpacked(module)
-    stored = dict(tree_flatten(old.parameters()))
-    for name, value in stored.items():
+    drafter, weights = new_drafter(args, key), {}
+    packed = {path: module for path, module in old.named_modules() if "scales" in module}
+    for name, value in dict(tree_flatten(old.parameters())).items():
         path = name.rpartition(".")[0]
-        if f"{path}.scales" not in stored:
+        if path in packed:
+            weights[f"{path}.weight"] = unpacked(packed[path])
+        else:
             weights[name] = value.astype(mx.float32)
     drafter.load_weights(list(weights.items()), strict=False)
     for layer in drafter.layers[len(old.layers) :]:
-        _silence(layer)
+        for matrix in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            matrix.weight = mx.zeros_like(matrix.weight)
     return drafter
 
 
-def _silence(layer: DraftLayer):
-    for matrix in (layer.self_attn.o_proj, layer.mlp.down_proj):
-        matrix.weight = mx.zeros_like(matrix.weight)
-
-
-def factor_codebooks(selector: CandidateSelector, embed: Any, known: bool) -> float:
-    """Factor a selector's codebooks through the target's embedding, in place.
-
-    Args:
-        selector (CandidateSelector): With ordinary codebooks.
-        embed (callable): The target's, ids to rows.
-        known (bool): Whether the tables are worth keeping, as nearly as that goes; otherwise the
-            selector begins as one that changes nothing.
+def from_target_layers(drafter: Drafter, target: Target) -> list[str]:
+    """Copy the target's last layers and final norm into the drafter, in place.
 
     Returns:
-        float: The share of the tables' norm that is kept, of the one that keeps less.
+        list of str: The target's parameters that a drafter does not have.
+
+    Raises:
+        ValueError: if the target's norms or rotary embedding differ from a drafter's, or if it
+            has too few layers, or not the matrices or shapes of the drafter's.
     """
-    kept = 1.0
-    for name in CODEBOOKS:
-        table = selector[name].weight
-        if known:
-            selector[name] = factor(embed, table)
-            norm = mx.linalg.norm(table.astype(mx.float32)).item()
-            if norm > 0:
-                kept = min(kept, mx.linalg.norm(selector[name].table(len(table))).item() / norm)
-            continue
-        width = embed(mx.array([0])).shape[-1]
-        scale = 0.0 if name.startswith("successor") else width**-0.5
-        weight = scale * mx.random.normal((table.shape[1], width), key=mx.random.key(0))
-        selector[name] = FactoredCodebook(embed, weight)
-    return kept
+    file = type(target.language_model).__module__.rpartition(".")[2]
+    if file not in _PRE_NORM:
+        raise ValueError(
+            f"`init` from the target is not possible for a {file} model, whose norms differ from a "
+            "drafter's; use random."
+        )
+    layers, left_out = target.layers[-len(drafter.layers) :], set()
+    if len(layers) < len(drafter.layers):
+        raise ValueError(
+            f"`init` from the target needs it to have {len(drafter.layers)} layers but it has "
+            f"{len(layers)}; use random."
+        )
+    for number, (new, old) in enumerate(zip(drafter.layers, layers, strict=True)):
+        _refuse_other_pairs(old)
+        for part, names in zip(("self_attn", "mlp"), _MATRICES, strict=True):
+            for name in names:
+                source = getattr(getattr(old, part, None), name, None)
+                _copy_matrix(new[part][name], source, f"layers.{number}.{part}.{name}")
+        for norm in ("q_norm", "k_norm"):
+            if norm in old.self_attn:
+                new.self_attn[norm].weight = old.self_attn[norm].weight.astype(mx.float32)
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            new[norm].weight = old[norm].weight.astype(mx.float32)
+        left_out |= _names(old) - _names(new)
+    drafter.norm.weight = target.inner.norm.weight.astype(mx.float32)
+    return sorted(left_out)
 
 
-def freeze_but(drafter: Drafter, parts: Sequence[str]):
-    """Leave only some of ``PARTS`` to be trained.
+def _names(layer: nn.Module) -> set[str]:
+    """Return the names of a layer's parameters, a packed matrix as one."""
+    names = dict(tree_flatten(layer.parameters()))
+    return {name for name in names if not name.endswith((".scales", ".biases"))}
+
+
+def _refuse_other_pairs(layer: nn.Module) -> None:
+    """A drafter rotates a head's halves against each other, and its rows are in that order."""
+    rope = getattr(getattr(layer, "self_attn", None), "rope", None)
+    if getattr(rope, "traditional", False):
+        raise ValueError(
+            "`init` from the target is not possible for a model that rotates neighboring "
+            "channels; use random."
+        )
+
+
+def _copy_matrix(new: nn.Module, old: nn.Module | None, name: str) -> None:
+    weight = None if old is None else unpacked(old)
+    if weight is None or weight.shape != new.weight.shape:
+        found = "none" if weight is None else list(weight.shape)
+        raise ValueError(
+            f"`init` from the target needs its `{name}` to be {list(new.weight.shape)} but it is "
+            f"{found}; use random."
+        )
+    new.weight = weight
+
+
+def freeze_but(drafter: Drafter, parts: Sequence[str]) -> None:
+    """Freeze all but some of ``PARTS``.
 
     Raises:
         ValueError: if a part is unknown, or the drafter has none of them.
@@ -134,13 +195,13 @@ def freeze_but(drafter: Drafter, parts: Sequence[str]):
 
 
 def frozen_parameters(drafter: Drafter) -> dict[str, mx.array]:
-    """By name, what of a drafter is not trained."""
+    """Return the parameters that are not trained, by name."""
     trained = dict(tree_flatten(drafter.trainable_parameters()))
-    return {k: v for k, v in tree_flatten(drafter.parameters()) if k not in trained}
+    return {k: v for k, v in dict(tree_flatten(drafter.parameters())).items() if k not in trained}
 
 
 def part_of(name: str) -> str:
-    """Which of ``PARTS`` a module or parameter belongs to, by its name."""
+    """Return which of ``PARTS`` a module or parameter belongs to, by its name."""
     if name.startswith("candidate_selector"):
         return "selector"
     return "conv" if "_conv" in name else "backbone"
