@@ -44,8 +44,8 @@ def factor(embed: Embed, table: mx.array) -> FactoredCodebook:
     return FactoredCodebook(embed, weight.T)
 
 
-def factor_codebooks(selector: nn.Module, embed: Embed, known: bool) -> float:
-    """Factor a selector's codebooks through the target's embedding, in place.
+def factor_codebooks(selector: nn.Module, embed: Embed, known: bool) -> mx.array:
+    """Factor a selector's codebooks through the target's embedding, in place and lazily.
 
     Args:
         selector (CandidateSelector): With ordinary codebooks.
@@ -53,21 +53,21 @@ def factor_codebooks(selector: nn.Module, embed: Embed, known: bool) -> float:
         known (bool): Approximate the tables; otherwise start as a selector without effect.
 
     Returns:
-        float: The share of a table's norm that is kept, the lower of the two.
+        mx.array: The share of a table's norm that is kept, the lower of the two.
     """
-    kept = 1.0
+    kept = mx.array(1.0)
     for name in CODEBOOKS:
         table = selector[name].weight
-        if not known:
+        if known:
+            selector[name] = factor(embed, table)
+            before = mx.linalg.norm(table.astype(mx.float32))
+            share = mx.linalg.norm(selector[name].table(len(table))) / mx.maximum(before, 1e-30)
+            kept = mx.minimum(kept, mx.where(before > 0, share, 1.0))
+        else:
             width = embed(mx.array([0])).shape[-1]
             scale = 0.0 if name.startswith("successor") else width**-0.5
             weight = scale * mx.random.normal((table.shape[1], width), key=mx.random.key(0))
             selector[name] = FactoredCodebook(embed, weight)
-            continue
-        selector[name] = factor(embed, table)
-        before = mx.linalg.norm(table.astype(mx.float32))
-        share = mx.linalg.norm(selector[name].table(len(table))) / mx.maximum(before, 1e-30)
-        kept = mx.minimum(kept, mx.where(before > 0, share, 1.0)).tolist()
     return kept
 
 

@@ -15,6 +15,7 @@ from ..targets import Target, bind
 from . import prompts
 from .corpus import Corpus
 from .own_prompts import own_prompts
+from .processes import note
 from .taps import CachedTaps, ComputedTaps, TapSource
 
 

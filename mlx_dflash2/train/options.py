@@ -3,7 +3,7 @@
 import argparse
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -12,18 +12,134 @@ from .start import PARTS
 
 STAGES = ("data", "taps", "fit", "export", "eval")
 _NOT_GIVEN = object()
-# Lowest value, whether it is excluded, a limit above all values, and the options.
-_RANGES = (
-    (0, False, math.inf, "seed own_prompts temp selector_weight vocab_sample "
-     "min_learning_rate weight_decay eval_temp"),
-    (1, False, math.inf, "num_prompts max_tokens data_batch_size negatives batch_size anchors "
-     "iters grad_accumulation_steps steps_per_report save_every num_eval_prompts eval_max_tokens "
-     "eval_stride"),
-    (2, False, math.inf, "max_seq_length block_size train_block_size"),
-    (0, True, math.inf, "gamma learning_rate clip time_limit"),
-    (1, True, math.inf, "rope_theta"),
-    (0, False, 1, "warmup average"),
-)  # fmt: skip
+
+
+class _Range(NamedTuple):
+    low: float
+    open: bool = False
+    below: float = math.inf
+
+    def has(self, value: float) -> bool:
+        """Tell whether a number is in the range; NaN is in none."""
+        return (self.low < value if self.open else self.low <= value) and value < self.below
+
+    def __str__(self) -> str:
+        low = f"above {self.low:g}" if self.open else f"{self.low:g} or more"
+        return low if self.below == math.inf else f"{low} and below {self.below:g}"
+
+
+_ANY, _COUNT, _ABOVE, _SHARE = _Range(0), _Range(1), _Range(0, open=True), _Range(0, below=1)
+
+
+def _parts(text: str) -> list[str]:
+    return text.split(",")
+
+
+# For each group: name, kind (bool is a flag, a list takes several, a tuple is choices), default,
+# range, help.
+# fmt: off
+_OPTIONS: dict[str, tuple[tuple[str, Any, Any, _Range | None, str], ...]] = {
+    "all stages": (
+        ("model", str, None, None,
+         "The path to the local model directory or Hugging Face repo of the target (default: the "
+         "embedded one)"),
+        ("output_path", str, "drafter", None,
+         "Directory for everything that is made; the drafter is in its export folder"),
+        ("seed", int, 0, _ANY, "The PRNG seed"),
+        ("dequantize", bool, False, None,
+         "Dequantize the target's weights to float32: many times faster on the CPU backend, but up "
+         "to eight times larger"),
+        ("thinking", ("on", "off", "both"), None, None,
+         "Thinking in the answers, for chat templates with enable_thinking (default: both for "
+         "these)"),
+    ),
+    "data and taps": (
+        ("data", str, None, None,
+         "A directory of *.npz shards of the target's answers, in place of the data stage's"),
+        ("prompts", str, None, None,
+         "A JSONL or text file of prompts (default: a built-in generator)"),
+        ("num_prompts", int, 2000, _COUNT, "Prompts from the built-in generator"),
+        ("own_prompts", int, 0, _ANY, "Prompts that the target writes, in addition"),
+        ("max_tokens", int, 256, _COUNT, "Tokens per answer"),
+        ("temp", float, 0.0, _ANY, "Sampling temperature of answers"),
+        ("top_p", float, 1.0, None, "Sampling top-p of answers"),
+        ("data_batch_size", int, 32, _COUNT, "Answers to generate at a time"),
+        ("taps", str, None, None, "The directory of cached taps (default: in the output path)"),
+        ("no_cache", bool, False, None, "Compute taps for each batch; do not cache them"),
+        ("max_seq_length", int, 2048, _Range(2), "The longest text to train on, in tokens"),
+    ),
+    "drafter": (
+        ("draft_model", str, None, None,
+         "A DFlash 1 or DFlash 2 drafter to start from; missing parts are added"),
+        ("init", ("random", "target"), "target", None,
+         "Without --draft-model: start from random weights or the target's last layers"),
+        ("num_layers", int, None, None, "Number of layers (default: 5)"),
+        ("block_size", int, None, _Range(2), "Rows of a block (default: 16)"),
+        ("target_layer_ids", [int], None, None, "Layers of the target to tap"),
+        ("mask_token_id", int, None, None, "Token id of the rows to draft"),
+        ("sliding_window", int, None, None, "Window of the drafter's attention"),
+        ("intermediate_size", int, None, None, "Width of the MLPs"),
+        ("rope_theta", float, None, _Range(1, open=True),
+         "Base of the rotary embedding (default: the target's)"),
+        ("causal", bool, False, None, "Rows of a block do not see later rows"),
+        ("conv_kernel_size", int, None, None,
+         "Taps of the convolution, 0 for none (default: 2)"),
+        ("selector_rank", int, None, None,
+         "Rank of the pair scores, 0 for none (default: 256)"),
+        ("selector_top_k", int, None, None, "Candidates per row (default: 16)"),
+        ("factored", bool, False, None,
+         "Train the codebooks as products of the target's embedding and a small matrix"),
+        ("only", _parts, None, None,
+         f"Train only these parts, separated by commas: {', '.join(PARTS)}"),
+    ),
+    "loss": (
+        ("loss", LOSSES, "ce", None, "Loss of a row"),
+        ("labels", ("hard", "soft"), "hard", None,
+         "Learn the text's tokens or the target's distribution"),
+        ("gamma", float, None, _ABOVE, "Decay of the row weights (default: half of the block)"),
+        ("train_block_size", int, None, _Range(2),
+         "Rows of a block in training; fewer make steps faster, and the last rows matter least "
+         "(default: --block-size)"),
+        ("d_pace", bool, False, None,
+         "Weight each row by the expected acceptance that depends on it (D-PACE)"),
+        ("selector_weight", float, 1.0, _ANY, "Weight of the selector's loss"),
+        ("detach_selector", bool, False, None, "Train only the selector by the selector's loss"),
+        ("vocab_sample", int, 0, _ANY,
+         "Score only the most frequent ids and a sample of the others (default: all ids)"),
+        ("negatives", int, 512, _COUNT, "Ids in that sample, drawn anew each step"),
+    ),
+    "fit": (
+        ("batch_size", int, 4, _COUNT, "Texts per minibatch"),
+        ("anchors", int, 64, _COUNT, "Blocks per text and minibatch"),
+        ("iters", int, 1000, _COUNT,
+         "Updates to train for, each of --grad-accumulation-steps minibatches"),
+        ("learning_rate", float, 6e-4, _ABOVE, "AdamW learning rate"),
+        ("min_learning_rate", float, 0.0, _ANY, "Learning rate at the end"),
+        ("warmup", float, 0.04, _SHARE, "Share of iterations to warm up"),
+        ("weight_decay", float, 0.01, _ANY, "AdamW weight decay"),
+        ("clip", float, 1.0, _ABOVE, "Largest norm of the gradients"),
+        ("average", float, 0.0, _SHARE, "Decay of a running average of the weights"),
+        ("grad_accumulation_steps", int, 1, _COUNT,
+         "Number of minibatches to accumulate before each optimizer update"),
+        ("grad_checkpoint", bool, False, None,
+         "Use gradient checkpointing to reduce memory use"),
+        ("dtype", ("float32", "bfloat16"), "float32", None,
+         "Dtype to compute in; weights stay in float32"),
+        ("steps_per_report", int, 10, _COUNT, "Training steps between loss reports"),
+        ("save_every", int, 100, _COUNT, "Training steps between saves"),
+        ("time_limit", float, None, _ABOVE,
+         "Minutes after which fit saves and stops; the same command resumes it"),
+    ),
+    "eval and export": (
+        ("eval_prompts", str, None, None, "A file of prompts (default: built in, held out)"),
+        ("num_eval_prompts", int, 33, _COUNT, "Prompts from the built-in generator"),
+        ("eval_max_tokens", int, 96, _COUNT, "Tokens per answer"),
+        ("eval_temp", [float], [0.0], _ANY, "Temperatures to decode at"),
+        ("eval_stride", int, 1, _COUNT, "Tokens from one anchor to the next"),
+        ("bits", (4, 8), None, None, "Quantize the exported drafter (default: bf16)"),
+    ),
+}
+# fmt: on
 
 
 def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
@@ -38,180 +154,24 @@ def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("stage", nargs="*", metavar="stage", help=f"Any of {', '.join(STAGES)} (default: all)")
     add("-c", "--config", help="A YAML configuration file with the training options")
-    add(
-        "--model",
-        help="The path to the local model directory or Hugging Face repo of the target (default: "
-        "the embedded one)",
-    )
-    add(
-        "--output-path",
-        default="drafter",
-        help="Directory for everything that is made; the drafter is in its export folder",
-    )
-    add("--seed", type=int, default=0, help="The PRNG seed")
-    add(
-        "--dequantize",
-        action="store_true",
-        help="Dequantize the target's weights to float32: many times faster on the CPU backend, "
-        "but up to eight times larger",
-    )
-    add(
-        "--thinking",
-        choices=("on", "off", "both"),
-        help="Thinking in the answers, for chat templates with enable_thinking (default: both for "
-        "these)",
-    )
-    _add_data_arguments(parser)
-    _add_drafter_arguments(parser)
-    _add_loss_arguments(parser)
-    _add_fit_arguments(parser)
-    _add_eval_arguments(parser)
+    for title, options in _OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for name, kind, default, _, text in options:
+            how: dict[str, Any] = {"type": kind}
+            if kind is bool:
+                how = {"action": "store_true"}
+            elif isinstance(kind, list):
+                how = {"type": kind[0], "nargs": "+"}
+            elif isinstance(kind, tuple):
+                how = {"type": type(kind[0]), "choices": kind}
+            if default and not isinstance(default, list):
+                text += f" (default: {default})"
+            group.add_argument(_flag(name), default=default, help=text, **how)
     return parser
 
 
-def _add_data_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("data and taps").add_argument
-    add(
-        "--data",
-        help="A directory of *.npz shards of the target's answers, in place of the data stage's",
-    )
-    add("--prompts", help="A JSONL or text file of prompts (default: a built-in generator)")
-    add("--num-prompts", type=int, default=2000, help="Prompts from the built-in generator")
-    add("--own-prompts", type=int, default=0, help="Prompts that the target writes, in addition")
-    add("--max-tokens", type=int, default=256, help="Tokens per answer")
-    add("--temp", type=float, default=0.0, help="Sampling temperature of answers")
-    add("--top-p", type=float, default=1.0, help="Sampling top-p of answers")
-    add("--data-batch-size", type=int, default=32, help="Answers to generate at a time")
-    add("--taps", help="The directory of cached taps (default: in the output path)")
-    add("--no-cache", action="store_true", help="Compute taps for each batch; do not cache them")
-    add("--max-seq-length", type=int, default=2048, help="The longest text to train on, in tokens")
-
-
-def _add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("drafter").add_argument
-    add(
-        "--draft-model",
-        help="A DFlash 1 or DFlash 2 drafter to start from; missing parts are added",
-    )
-    add(
-        "--init",
-        choices=("random", "target"),
-        default="target",
-        help="Without --draft-model: start from random weights or the target's last layers",
-    )
-    add("--num-layers", type=int, help="Number of layers (default: 5)")
-    add("--block-size", type=int, help="Rows of a block (default: 16)")
-    add("--target-layer-ids", type=int, nargs="+", help="Layers of the target to tap")
-    add("--mask-token-id", type=int, help="Token id of the rows to draft")
-    add("--sliding-window", type=int, help="Window of the drafter's attention")
-    add("--intermediate-size", type=int, help="Width of the MLPs")
-    add("--rope-theta", type=float, help="Base of the rotary embedding (default: the target's)")
-    add("--causal", action="store_true", help="Rows of a block do not see later rows")
-    add("--conv-kernel-size", type=int, help="Taps of the convolution, 0 for none (default: 2)")
-    add("--selector-rank", type=int, help="Rank of the pair scores, 0 for none (default: 256)")
-    add("--selector-top-k", type=int, help="Candidates per row (default: 16)")
-    add(
-        "--factored",
-        action="store_true",
-        help="Train the codebooks as products of the target's embedding and a small matrix",
-    )
-    add(
-        "--only",
-        type=_parts,
-        help=f"Train only these parts, separated by commas: {', '.join(PARTS)}",
-    )
-
-
-def _add_loss_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("loss").add_argument
-    add("--loss", choices=LOSSES, default="ce", help="Loss of a row")
-    add(
-        "--labels",
-        choices=("hard", "soft"),
-        default="hard",
-        help="Learn the text's tokens or the target's distribution",
-    )
-    add("--gamma", type=float, help="Decay of the row weights (default: half of the block)")
-    add(
-        "--train-block-size",
-        type=int,
-        help="Rows of a block in training; fewer make steps faster, and the last rows matter least "
-        "(default: --block-size)",
-    )
-    add(
-        "--d-pace",
-        action="store_true",
-        help="Weight each row by the expected acceptance that depends on it (D-PACE)",
-    )
-    add("--selector-weight", type=float, default=1.0, help="Weight of the selector's loss")
-    add(
-        "--detach-selector",
-        action="store_true",
-        help="Train only the selector by the selector's loss",
-    )
-    add(
-        "--vocab-sample",
-        type=int,
-        default=0,
-        help="Score only the most frequent ids and a sample of the others (default: all ids)",
-    )
-    add("--negatives", type=int, default=512, help="Ids in that sample, drawn anew each step")
-
-
-def _add_fit_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("fit").add_argument
-    add("--batch-size", type=int, default=4, help="Texts per minibatch")
-    add("--anchors", type=int, default=64, help="Blocks per text and minibatch")
-    add(
-        "--iters",
-        type=int,
-        default=1000,
-        help="Updates to train for, each of --grad-accumulation-steps minibatches",
-    )
-    add("--learning-rate", type=float, default=6e-4, help="AdamW learning rate")
-    add("--min-learning-rate", type=float, default=0.0, help="Learning rate at the end")
-    add("--warmup", type=float, default=0.04, help="Share of iterations to warm up")
-    add("--weight-decay", type=float, default=0.01, help="AdamW weight decay")
-    add("--clip", type=float, default=1.0, help="Largest norm of the gradients")
-    add("--average", type=float, default=0.0, help="Decay of a running average of the weights")
-    add(
-        "--grad-accumulation-steps",
-        type=int,
-        default=1,
-        help="Number of minibatches to accumulate before each optimizer update",
-    )
-    add(
-        "--grad-checkpoint",
-        action="store_true",
-        help="Use gradient checkpointing to reduce memory use",
-    )
-    add(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default="float32",
-        help="Dtype to compute in; weights stay in float32",
-    )
-    add("--steps-per-report", type=int, default=10, help="Training steps between loss reports")
-    add("--save-every", type=int, default=100, help="Training steps between saves")
-    add(
-        "--time-limit",
-        type=float,
-        help="Minutes after which fit saves and stops; the same command resumes it",
-    )
-
-
-def _add_eval_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("eval and export").add_argument
-    add("--eval-prompts", help="A file of prompts (default: built in, held out)")
-    add("--num-eval-prompts", type=int, default=33, help="Prompts from the built-in generator")
-    add("--eval-max-tokens", type=int, default=96, help="Tokens per answer")
-    add("--eval-temp", type=float, nargs="+", default=[0.0], help="Temperatures to decode at")
-    add("--eval-stride", type=int, default=1, help="Tokens from one anchor to the next")
-    add("--bits", type=int, choices=(4, 8), help="Quantize the exported drafter (default: bf16)")
-
-
-def _parts(text: str) -> list[str]:
-    return text.split(",")
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -269,7 +229,7 @@ def _read_config(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
         try:
             given |= _parse_one(parser, name, value, defaults[name])
         except (ValueError, argparse.ArgumentError) as error:
-            reason = error.message if isinstance(error, argparse.ArgumentError) else error
+            reason = getattr(error, "message", error)
             raise ValueError(f"`{name}` in {path} is {value!r}: {reason}.") from error
     return given
 
@@ -281,7 +241,7 @@ def _parse_one(
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError("it has to be a value or a list of values")
-    flag, first = f"--{name.replace('_', '-')}", texts[0].lower()
+    flag, first = _flag(name), texts[0].lower()
     if first in ("", "~", "null"):
         if default is None:
             return {}
@@ -310,15 +270,10 @@ def check_ranges(args: argparse.Namespace) -> None:
     Raises:
         ValueError: naming the option, its value and what is allowed.
     """
-    for low, open_, limit, names in _RANGES:
-        allowed = f"above {low}" if open_ else f"{low} or more"
-        allowed += "" if limit == math.inf else f" and below {limit}"
-        for name in names.split():
-            value = getattr(args, name)
-            for number in value if isinstance(value, list) else [value]:
-                # Written so that NaN is in no range.
-                inside = number is None or (low < number if open_ else low <= number < limit)
-                if not inside:
-                    raise ValueError(f"`{name}` is {number} but has to be {allowed}.")
+    for name, _, _, allowed, _ in (option for group in _OPTIONS.values() for option in group):
+        value = getattr(args, name)
+        for number in value if isinstance(value, list) else [value]:
+            if allowed and number is not None and not allowed.has(number):
+                raise ValueError(f"`{name}` is {number} but has to be {allowed}.")
     if not 0 < args.top_p <= 1:
         raise ValueError(f"`top_p` is {args.top_p} but has to be above 0 and at most 1.")

@@ -18,7 +18,6 @@ from .options import check_ranges
 from .own_prompts import opening
 from .processes import note, wait
 from .records import write_record
-from .start import freeze_but, from_target_layers, new_drafter
 from .taps import bytes_needed, write_taps
 from .trainer import count_parameters, fit
 from .training import Training
@@ -86,20 +85,15 @@ class Run:
             self._check_drafter(stages)
 
     def _check_drafter(self, stages: set[str]) -> None:
-        args, wanted = self.args, self.training.drafter_args()
+        wanted, args = self.training.drafter_args(), self.args
         check_fit(wanted, self.inputs.target.shape)
         if "export" in stages:
             config_of(wanted)
         self.training.objective(wanted.block_size)
-        if "fit" not in stages:
-            return
-        empty = new_drafter(wanted, mx.random.key(0))
-        if args.init == "target" and args.draft_model is None:
-            from_target_layers(empty, self.inputs.target)
-        if args.only:
-            freeze_but(empty, args.only)
-        if args.vocab_sample:
-            refuse_sample(self.inputs.target, wanted, args.vocab_sample, args.negatives)
+        if "fit" in stages:
+            self.training.drafter()
+            if args.vocab_sample:
+                refuse_sample(self.inputs.target, wanted, args.vocab_sample, args.negatives)
 
     def data(self) -> None:
         """Let the target answer prompts."""

@@ -9,7 +9,6 @@ from mlx.utils import tree_flatten
 from ..drafter.args import DrafterArgs
 from ..drafter.model import Drafter
 from ..targets import Target
-from .codebooks import factor_codebooks
 
 PARTS = ("backbone", "conv", "selector")
 _STD = 0.02
@@ -20,44 +19,6 @@ _PRE_NORM = (
     "ernie4_5", "hunyuan_v1_dense", "llama", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3",
     "qwen3_5", "qwen3_moe", "qwen3_next", "seed_oss",
 )  # fmt: skip
-
-
-def start_drafter(
-    args: DrafterArgs,
-    target: Target,
-    seed: int,
-    old: Drafter | None = None,
-    copy_target: bool = True,
-    factored: bool = False,
-) -> tuple[Drafter, str]:
-    """Make the drafter that a run starts from.
-
-    Args:
-        args (DrafterArgs): Of the drafter.
-        target (Target): Its target.
-        seed (int): Of random weights.
-        old (Drafter, optional): Another drafter to start from. Default: ``None``.
-        copy_target (bool): Without ``old``, copy the target's last layers. Default: ``True``.
-        factored (bool): Factor the selector's codebooks. Default: ``False``.
-
-    Returns:
-        tuple: The drafter, and a sentence about what of its source is lost, or ``""``.
-    """
-    lost, key = "", mx.random.key(seed)
-    if old is not None:
-        drafter = from_drafter(old, args, key)
-    else:
-        drafter = new_drafter(args, key)
-        left_out = from_target_layers(drafter, target) if copy_target else []
-        if left_out:
-            lost = f"a drafter has no {', '.join(left_out)}; the target's are left out."
-    if factored and args.has_selector:
-        known = old is not None and old.args.has_selector
-        kept = factor_codebooks(drafter.candidate_selector, target.embed, known)
-        if known:
-            lost = f"the factored codebooks keep {kept:.0%} of the trained ones' norm."
-    mx.eval(drafter.parameters())
-    return drafter, lost
 
 
 def new_drafter(args: DrafterArgs, key: mx.array) -> Drafter:

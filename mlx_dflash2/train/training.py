@@ -14,14 +14,20 @@ from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from . import checkpoints
 from .batches import Batches
-from .codebooks import unfactored
+from .codebooks import factor_codebooks, unfactored
 from .corpus import Corpus
 from .inputs import Inputs
 from .objective import Objective
 from .processes import digest, note
 from .records import refuse_difference
 from .shape import Shape, extended_args, new_args
-from .start import freeze_but, frozen_parameters, start_drafter
+from .start import (
+    freeze_but,
+    from_drafter,
+    from_target_layers,
+    frozen_parameters,
+    new_drafter,
+)
 from .trainer import Schedule, Trainer
 from .vocabulary import FullVocabulary, SampledVocabulary, most_frequent
 
@@ -60,21 +66,27 @@ class Training:
         return extended_args(old, chosen)
 
     def drafter(self, tell: bool = False) -> Drafter:
-        """Make the drafter as its training starts.
+        """Make the drafter as its training starts, lazily.
 
         Args:
             tell (bool): Whether to print what of its source is lost. Default: ``False``.
         """
-        args, wanted = self.args, self.drafter_args()
-        check_fit(wanted, self.inputs.target.shape)
-        old = None
+        args, wanted, target = self.args, self.drafter_args(), self.inputs.target
+        key, known = mx.random.key(args.seed), False
+        check_fit(wanted, target.shape)
         if args.draft_model is not None:
             old = load_drafter(args.draft_model, dtype=mx.float32)
-        drafter, lost = start_drafter(
-            wanted, self.inputs.target, args.seed, old, args.init == "target", args.factored
-        )
-        if tell and lost:
-            note(f"fit: {lost}")
+            drafter, known = from_drafter(old, wanted, key), old.args.has_selector
+        else:
+            drafter = new_drafter(wanted, key)
+            left_out = from_target_layers(drafter, target) if args.init == "target" else []
+            if left_out and tell:
+                names = ", ".join(left_out)
+                note(f"fit: a drafter has no {names}; the target's are left out.")
+        if args.factored and wanted.has_selector:
+            kept = factor_codebooks(drafter.candidate_selector, target.embed, known)
+            if known and tell:
+                note(f"fit: the factored codebooks keep {kept.item():.0%} of the tables' norm.")
         if args.only:
             freeze_but(drafter, args.only)
         return drafter
@@ -105,6 +117,7 @@ class Training:
         """Make all that fit needs, before its first step."""
         args, target, corpus = self.args, self.inputs.target, self.inputs.corpus()
         drafter = self.drafter(tell=True)
+        mx.eval(drafter.parameters())
         batches = Batches(
             corpus,
             self.inputs.tap_source(corpus, drafter.target_layer_ids),
