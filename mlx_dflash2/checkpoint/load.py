@@ -70,8 +70,9 @@ def load_drafter(
     group_size: int = 64,
     dtype: mx.Dtype | None = None,
     revision: str | None = None,
+    lazy: bool = False,
 ) -> Drafter:
-    """Load a DFlash 1 or DFlash 2 drafter, fully evaluated.
+    """Load a DFlash 1 or DFlash 2 drafter, fully evaluated unless ``lazy`` is set.
 
     Args:
         path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
@@ -81,6 +82,7 @@ def load_drafter(
             quantised. float16 overflows in these models. Default: ``None``, the dtype of most
             of the checkpoint, with float16 widened to float32.
         revision (str, optional): Revision of the repository. Default: ``None``.
+        lazy (bool): Leave the weights unread until they are needed. Default: ``False``.
 
     Raises:
         FileNotFoundError: if the folder, its config or a weight file is missing.
@@ -101,6 +103,8 @@ def load_drafter(
     if bits is not None:
         quantise(drafter, bits, group_size)
     drafter.eval()
+    if lazy:
+        return drafter
     # Derived constants, such as rotation frequencies, are no parameters but arrays all the same.
     # One module at a time: its tensors as stored are gone before the next one's are read.
     for module in drafter.modules():

@@ -12,7 +12,7 @@ from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train.blocks import run_blocks
-from mlx_dflash2.train.init import factor_codebooks
+from mlx_dflash2.train.codebooks import factor_codebooks
 from mlx_dflash2.train.objective import Batch, Objective
 from mlx_dflash2.train.vocabulary import FullVocabulary, SampledVocabulary
 
