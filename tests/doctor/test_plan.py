@@ -6,6 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.gemma4_text import ModelArgs
+from support.saved_models import save_drafter, save_target
 from support.tiny import (
     CONFIGS,
     DENSE,
@@ -14,8 +15,8 @@ from support.tiny import (
     drafter_config,
     make_drafter,
     make_model,
+    random_drafter,
 )
-from support.tiny_pair import save_drafter, save_target
 
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.checkpoint import files as checkpoint
@@ -113,18 +114,15 @@ def test_bytes_of_keys_and_values(kind, length):
 
 def test_context_is_bounded_by_the_window():
     drafter = make_drafter(window=16)
-    assert reads.context_bytes(drafter.args, 2000, 4) == 2 * 15 * 2 * 2 * 16 * 4
-    assert reads.context_bytes(make_drafter(window=None).args, 30, 4) == 2 * 30 * 2 * 2 * 16 * 4
+    assert reads.context_bytes(drafter.args, 2000, 4) == 2 * 15 * 2 * 2 * 32 * 4
+    assert reads.context_bytes(make_drafter(window=None).args, 30, 4) == 2 * 30 * 2 * 2 * 32 * 4
 
 
 def test_quantising_is_planned_as_it_is_done(tmp_path):
-    config = drafter_config() | {"hidden_size": 64}
-    drafter = make_drafter()
+    config = drafter_config() | {"intermediate_size": 96}
+    drafter = random_drafter(config)
     weights = dict(tree_flatten(drafter.parameters()))
-    folder = tmp_path / "drafter"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    folder = save_drafter(tmp_path / "drafter", config, weights)
     planned = reads.drafter_tensors(headers(drafter), "F32", 4)
     with pytest.warns(UserWarning, match="group_size"):
         loaded = load_drafter(folder, bits=4, dtype=mx.float32)

@@ -9,7 +9,8 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 
-from support.drafters import V2, random_weights, write_config, write_drafter, write_shards
+from support.drafters import V2, random_weights
+from support.saved_models import save_drafter, write_config, write_shards
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 INDEX = "model.safetensors.index.json"
@@ -20,7 +21,7 @@ def sharded(folder: Path) -> list[str]:
 
 
 def single(folder: Path) -> Path:
-    return write_drafter(folder) / "model.safetensors"
+    return save_drafter(folder) / "model.safetensors"
 
 
 def odd_names(folder: Path):
