@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..drafter.model import Proposer
 from .judge import Judge
 from .kv_quantization import KVQuantization
-from .loop import Decoder
+from .loop import Loop
 from .session import DFlashPromptCache
 from .stats import Stats
 from .text import StopStrings, check_prompt, encode_prompt, responses
@@ -86,31 +86,29 @@ def dflash_generate_step(
         ValueError: if an argument, or the pair of models, does not fit.
     """
     check_prompt(prompt, max_tokens, prefill_step_size)
-    decoder = Decoder(
+    loop = Loop(
         model,
         draft_model,
         stream,
         Stats() if stats is None else stats,
-        judge=Judge(sampler, logits_processors, seed),
         kv_quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
-        max_kv_size=max_kv_size,
-        prompt_cache=prompt_cache,
         block_size=block_size,
         verify_width=verify_width,
     )
+    sequence = loop.open(Judge(sampler, logits_processors, seed), prompt_cache, max_kv_size)
     left = float("inf") if max_tokens == -1 else max_tokens
     try:
         callback = prompt_progress_callback or (lambda *_: None)
-        current = decoder.prefill(prompt, prefill_step_size, callback)
+        decision = loop.prefill(sequence, prompt, prefill_step_size, callback)
         while left > 0:
-            for row, token in enumerate(current.tokens):
-                current.taken += 1
-                yield token, current.logprobs[row], row < current.num_accepted
-            left -= len(current.tokens)
+            for row, token in enumerate(decision.tokens):
+                decision.taken += 1
+                yield token, decision.logprobs[row], row < decision.num_accepted
+            left -= len(decision.tokens)
             if left > 0:
-                current = decoder.next_round(left)
+                decision = loop.next_round([sequence], sequence.caches, [left])[0]
     finally:
-        decoder.close()
+        loop.close(sequence)
 
 
 def stream_generate(

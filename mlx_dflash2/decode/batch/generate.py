@@ -13,15 +13,14 @@ from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...drafter.model import Proposer
-from ..guard import DraftGuard
 from ..judge import Judge
 from ..kv_quantization import KVQuantization
-from ..loop import Decoder
+from ..loop import Loop
 from ..session import DFlashPromptCache
 from ..stats import Stats
 from ..text import check_prompt, encode_prompt
-from .decoder import BatchDecoder, Row
-from .rollback import check_batchable
+from .caches import check_batchable
+from .decoder import Answer, BatchDecoder
 
 
 def batch_generate(
@@ -120,8 +119,8 @@ def decode_batch(
     return_logprobs: bool = False,
     stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
     stats: Stats | None = None,
-    on_finish: Callable[[Row], None] = lambda _: None,
-) -> list[Row]:
+    on_finish: Callable[[Answer], None] = lambda _: None,
+) -> list[Answer]:
     """Decode prompts [S] side by side until each gives an EOS token or has its ``max_tokens``.
 
     Args:
@@ -152,31 +151,27 @@ def decode_batch(
             "with; give its `caches`, the target's."
         )
     judges = _judges(count, sampler, logits_processors, seed)
-    guard, rows = DraftGuard(stats), []
-    for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
-        check_prompt(prompt, budget, prefill_step_size)
-        decoder = Decoder(
-            model,
-            draft_model,
-            stream,
-            stats,
-            judge=judge,
-            kv_quantization=KVQuantization(),
-            prompt_cache=cache,
-            block_size=block_size,
-            verify_width=verify_width,
-            guard=guard,
-        )
-        left = float("inf") if budget == -1 else budget
-        rows.append(Row(decoder, prompt.astype(mx.uint32), left))
-    if not rows:
-        return rows
-    check_batchable([row.decoder.cache for row in rows])
-    _check_rotation(model)
-    batch = BatchDecoder(
-        rows,
+    loop = Loop(
+        model,
+        draft_model,
         stream,
         stats,
+        kv_quantization=KVQuantization(),
+        block_size=block_size,
+        verify_width=verify_width,
+    )
+    answers = []
+    for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
+        check_prompt(prompt, budget, prefill_step_size)
+        left = float("inf") if budget == -1 else budget
+        answers.append(Answer(loop.open(judge, cache), prompt.astype(mx.uint32), left))
+    if not answers:
+        return answers
+    check_batchable([answer.sequence.caches for answer in answers])
+    _check_rotation(model)
+    batch = BatchDecoder(
+        loop,
+        answers,
         eos_token_ids,
         batch_size=completion_batch_size,
         prefill_step_size=prefill_step_size,
@@ -186,7 +181,7 @@ def decode_batch(
     )
     with wired_limit(model, [stream]):
         batch.run()
-    return rows
+    return answers
 
 
 def _judges(count: int, sampler: Any, logits_processors: Any, seed: int | None) -> list[Judge]:
@@ -220,7 +215,7 @@ class _Progress:
     def __init__(self, total: int, verbose: bool):
         self.finished, self.total, self.verbose = 0, total, verbose
 
-    def __call__(self, _: Row):
+    def __call__(self, _: Answer) -> None:
         self.finished += 1
         if self.verbose:
             print(
