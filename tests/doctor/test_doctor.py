@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import mlx.core as mx
-import mlx_lm
 import pytest
+from support.folders import no_weights_read
 from support.saved_models import save_drafter, save_pair
 
 from mlx_dflash2.doctor import command as doctor
@@ -42,15 +42,11 @@ def test_versions_outside_the_tested_range_are_problems():
 
 
 def test_plan_reads_no_weights(folders, monkeypatch, capsys):
-    def no_weights(*_, **__):
-        pytest.fail("weights were read")
-
-    monkeypatch.setattr(mx, "load", no_weights)
-    monkeypatch.setattr(mlx_lm, "load", no_weights)
-    lines = main(
-        monkeypatch, capsys, "--model", folders[0], "--draft-model", folders[1],
-        "--bandwidth", "100", "--acceptance-length", "4",
-    )  # fmt: skip
+    with no_weights_read():
+        lines = main(
+            monkeypatch, capsys, "--model", folders[0], "--draft-model", folders[1],
+            "--bandwidth", "100", "--acceptance-length", "4",
+        )  # fmt: skip
     assert lines[0].startswith("fit: the drafter (DFlash 2) taps layers [1, 3] of 4")
     assert lines[1] == "block: 8 rows with the anchor; window: 16"
     starts = ("memory:", "bytes of a plain step", "bytes of a round", "ceiling at", "verdict:")
