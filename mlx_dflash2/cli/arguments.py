@@ -2,22 +2,29 @@
 
 import argparse
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ..decode.kv_quantization import KVQuantization
-from ..decode.sampling import check_seed, make_logits_processors, make_sampler
-from ..decode.text import StopStrings, check_budget
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..decode.defaults import KV_GROUP_SIZE, PREFILL_STEP_SIZE, QUANTIZED_KV_START
+from ..decode.options import GenerationOptions
+from ..decode.sampling import Sampling, make_logits_processors, make_sampler
+from ..pairs.find import PairSources
+from ..pairs.load import Pair, load_pair
+from .console import note
 
 
-def add_model_arguments(parser: argparse.ArgumentParser):
-    """The target: what mlx-lm loads, and how."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target: what mlx-lm loads, and how."""
     parser.add_argument(
         "--model",
         type=str,
         default=None,
-        help="The path to the local model directory or Hugging Face repo of the target. Without "
-        "it the embedded pair is used",
+        help="The path to the local model directory or Hugging Face repo of the target (default: "
+        "the embedded pair)",
     )
     parser.add_argument(
         "--adapter-path",
@@ -27,7 +34,7 @@ def add_model_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="Enable trusting remote code for the target's tokenizer",
+        help="Enable trusting remote code for the target and its tokenizer",
     )
     parser.add_argument(
         "--quantize-activations",
@@ -40,12 +47,12 @@ def add_model_arguments(parser: argparse.ArgumentParser):
         type=str,
         default=(),
         nargs="+",
-        help="Add tokens in the list of eos tokens that stop generation.",
+        help="Add tokens to the list of EOS tokens that stop generation.",
     )
 
 
-def add_prompt_arguments(parser: argparse.ArgumentParser):
-    """The prompt and the chat template around it."""
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the prompt and the chat template around it."""
     parser.add_argument(
         "--prompt",
         "-p",
@@ -65,8 +72,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_template_arguments(parser: argparse.ArgumentParser):
-    """What the chat template puts around a message."""
+def add_template_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the chat template puts around a message."""
     parser.add_argument(
         "--system-prompt", default=None, help="System prompt to be used for the chat template"
     )
@@ -79,14 +86,14 @@ def add_template_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_drafting_arguments(parser: argparse.ArgumentParser):
-    """The drafter, and how much of its block is used."""
+def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the drafter, and how much of its block is used."""
     add_draft_model_arguments(parser)
     parser.add_argument(
         "--block-size",
         type=int,
         default=None,
-        help="Rows of the drafter's block, the anchor included (default: as it was trained)",
+        help="Rows of the drafter's block, anchor included (default: as it was trained)",
     )
     parser.add_argument(
         "--verify-width",
@@ -96,8 +103,8 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_draft_model_arguments(parser: argparse.ArgumentParser):
-    """The drafter, and how it is loaded."""
+def add_draft_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the drafter, and how it is loaded."""
     add_draft_model_argument(parser)
     parser.add_argument(
         "--draft-bits",
@@ -108,19 +115,19 @@ def add_draft_model_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_draft_model_argument(parser: argparse.ArgumentParser):
-    """The drafter alone."""
+def add_draft_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the drafter alone."""
     parser.add_argument(
         "--draft-model",
         type=str,
         default=None,
-        help="The path to the local directory or Hugging Face repo of the DFlash drafter. It may "
-        "be left out for targets with a known one",
+        help="The path to the local directory or Hugging Face repo of the DFlash drafter "
+        "(default: the known drafter of the target)",
     )
 
 
-def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int):
-    """The length of an answer."""
+def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add the length of an answer."""
     parser.add_argument(
         "--max-tokens",
         "-m",
@@ -130,18 +137,18 @@ def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int):
     )
 
 
-def add_stop_argument(parser: argparse.ArgumentParser):
-    """What ends an answer beside an EOS token."""
+def add_stop_argument(parser: argparse.ArgumentParser) -> None:
+    """Add what ends an answer beside an EOS token."""
     parser.add_argument(
         "--stop",
         nargs="+",
         default=None,
-        help="Texts that end the answer; no part of one is printed",
+        help="Texts that end the answer; they are not printed",
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None):
-    """How tokens are drawn: mlx-lm's settings, and its logits processors."""
+def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
+    """Add how tokens are drawn: mlx-lm's settings, and its logits processors."""
     settings = (
         ("--temp", float, 0.0, "Sampling temperature"),
         ("--top-p", float, 1.0, "Sampling top-p"),
@@ -153,9 +160,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         ("--seed", int, seed, "PRNG seed"),
         ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
         ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
-        ("--presence-penalty", float, None, "Taken from the logit of a token that occurred"),
+        ("--presence-penalty", float, None, "Subtracted from the logit of a token that occurred"),
         ("--presence-context-size", int, 20, "Tokens that the presence penalty looks back"),
-        ("--frequency-penalty", float, None, "Taken from a logit for each time it occurred"),
+        ("--frequency-penalty", float, None, "Subtracted from a logit for each occurrence"),
         ("--frequency-context-size", int, 20, "Tokens that the frequency penalty looks back"),
     )
     for name, kind, default, text in settings:
@@ -164,7 +171,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         "--logit-bias",
         type=logit_bias,
         default=None,
-        help="Added to logits, as a JSON object of token ids and numbers",
+        help="Numbers to add to logits, as a JSON object of token ids and numbers",
     )
 
 
@@ -186,67 +193,96 @@ PROCESSORS = (
     "frequency_penalty",
     "frequency_context_size",
 )
-CACHE = ("max_kv_size", "prefill_step_size", "kv_bits", "kv_group_size", "quantized_kv_start")
-LOADING = ("model", "draft_model", "draft_bits", "adapter_path", "trust_remote_code")
 DRAFTING = ("block_size", "verify_width")
+OPTIONS = (
+    *DRAFTING,
+    "max_tokens",
+    "seed",
+    "max_kv_size",
+    "prefill_step_size",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+    "stop",
+)
 
 
-def named(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments that a function takes under the same names."""
+def named(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Select arguments that a function takes under the same names."""
     return {name: getattr(args, name) for name in names}
 
 
-def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of :func:`mlx_dflash2.pairs.load.load_pair`."""
-    return named(args, LOADING) | {
-        "tokenizer_config": {"trust_remote_code": args.trust_remote_code},
-        "model_config": {"quantize_activations": args.quantize_activations},
-    }
-
-
-def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments.
+def generation_options(args: argparse.Namespace) -> GenerationOptions:
+    """Make the options of a generation, before any weights are read.
 
     Raises:
-        ValueError: if a setting is out of its range.
+        ValueError: in one line, naming the option that is out of range.
     """
-    # MLX does not check indices: what one beyond the logits does is undefined.
+    return GenerationOptions.for_text(
+        sampler=make_sampler(**named(args, SAMPLING)),
+        logits_processors=make_logits_processors(**named(args, PROCESSORS)),
+        **named(args, OPTIONS),
+    )
+
+
+def fit_to_tokenizer(
+    options: GenerationOptions, args: argparse.Namespace, tokenizer: TokenizerWrapper
+) -> GenerationOptions:
+    """Add the tokens that XTC sampling spares, and check ids that are given as arguments.
+
+    Raises:
+        ValueError: if there is no token of an id.
+    """
+    # MLX does not check indices: one beyond the logits has undefined effects.
     size = len(tokenizer.get_vocab())
     for token in args.logit_bias or ():
         if not 0 <= token < size:
-            raise ValueError(f"`logit_bias` names token {token} but there are 0 to {size - 1}.")
-    special = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
-    return {
-        "sampler": make_sampler(**named(args, SAMPLING), xtc_special_tokens=special),
-        "logits_processors": make_logits_processors(**named(args, PROCESSORS)),
-        "seed": args.seed,
-    }
+            raise ValueError(
+                f"`logit_bias` names token {token} but has to name tokens from 0 to {size - 1}."
+            )
+    sampler = options.sampler
+    if isinstance(sampler, Sampling):
+        special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)
+        sampler = replace(sampler, xtc_special_tokens=special)
+    return replace(options, sampler=sampler)
 
 
-def check_generation(args: argparse.Namespace):
-    """Refuse generation options that are out of range, before any weights are read.
+def read_pair(
+    sources: PairSources,
+    args: argparse.Namespace,
+    tokenizer_config: dict[str, Any] | None = None,
+) -> Pair:
+    """Print the notes about a pair, and read its weights.
 
-    Raises:
-        ValueError: in one line, naming the option.
+    Args:
+        sources (PairSources): From :func:`mlx_dflash2.pairs.find.find_pair`.
+        args (argparse.Namespace): With those of :func:`add_model_arguments`.
+        tokenizer_config (dict, optional): More settings of the tokenizer.
     """
-    if args.max_tokens == 0:
-        raise ValueError("`max_tokens` has to be non-zero (-1 for no limit).")
-    check_budget(args.max_tokens, args.prefill_step_size)
-    check_seed(args.seed)
-    make_sampler(**named(args, SAMPLING))
-    KVQuantization(args.kv_bits, args.kv_group_size, args.quantized_kv_start).check(())
-    StopStrings(args.stop)
+    for text in sources.notes:
+        note(text)
+    trust = {"trust_remote_code": args.trust_remote_code}
+    pair = load_pair(
+        sources,
+        adapter_path=args.adapter_path,
+        tokenizer_config=(tokenizer_config or {}) | trust,
+        model_config={"quantize_activations": args.quantize_activations},
+        **trust,
+    )
+    for token in args.extra_eos_token:
+        pair.tokenizer.add_eos_token(token)
+    return pair
 
 
-def add_cache_arguments(parser: argparse.ArgumentParser):
-    """The target's key-value cache, and the prompt's way into it."""
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target's key-value cache, and how the prompt is processed."""
     parser.add_argument(
         "--max-kv-size", type=int, default=None, help="Set the maximum key-value cache size"
     )
     parser.add_argument(
         "--prefill-step-size",
         type=int,
-        default=2048,
+        default=PREFILL_STEP_SIZE,
         help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
         "during prefill (default: %(default)s)",
     )
@@ -257,31 +293,40 @@ def add_cache_arguments(parser: argparse.ArgumentParser):
         help="Number of bits for KV cache quantization. Defaults to no quantization.",
     )
     parser.add_argument(
-        "--kv-group-size", type=int, default=64, help="Group size for KV cache quantization."
+        "--kv-group-size",
+        type=int,
+        default=KV_GROUP_SIZE,
+        help="Group size for KV cache quantization.",
     )
     parser.add_argument(
         "--quantized-kv-start",
         type=int,
-        default=5000,
+        default=QUANTIZED_KV_START,
         help="When --kv-bits is set, start quantizing the KV cache from this step onwards.",
     )
 
 
-class Refused(argparse.Action):
-    """A flag of mlx-lm that has no meaning here: using it is an error that says why."""
+class UnsupportedAction(argparse.Action):
+    """Rejects a flag of mlx-lm that has no meaning here, with the reason."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
         parser.error(f"{option_string} is not supported: {self.help}")
 
 
-def add_refused_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]):
-    """Flags of mlx-lm's command that would be ignored, each with what to do instead."""
+def add_unsupported_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]) -> None:
+    """Add flags of mlx-lm's command that are not supported, each with the reason."""
     for name, reason in reasons.items():
-        parser.add_argument(name, action=Refused, nargs="*", help=reason)
+        parser.add_argument(name, action=UnsupportedAction, nargs="*", help=reason)
 
 
 def logit_bias(text: str) -> dict[int, float]:
-    """An argument that maps token ids to numbers."""
+    """Parse an argument that maps token ids to numbers."""
     try:
         return {int(token): float(bias) for token, bias in json_object(text).items()}
     except (TypeError, ValueError) as error:
@@ -289,7 +334,7 @@ def logit_bias(text: str) -> dict[int, float]:
 
 
 def safetensors_file(text: str) -> str:
-    """An argument that names a file to be written: better refused before an answer than after."""
+    """Parse an argument that names a file to write, and check now that it can be written."""
     path = Path(text).expanduser()
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
@@ -299,7 +344,7 @@ def safetensors_file(text: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """An argument that holds a JSON object."""
+    """Parse an argument that holds a JSON object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

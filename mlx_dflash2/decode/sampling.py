@@ -6,6 +6,7 @@ that a draw follows, so :class:`Sampling` holds the same settings and gives both
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm import sample_utils
@@ -29,7 +30,7 @@ class Sampling:
     xtc_threshold: float = 0.1
     xtc_special_tokens: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name, low, high in (
             ("temp", 0.0, float("inf")),
             ("top_p", 0.0, 1.0),
@@ -41,9 +42,9 @@ class Sampling:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ValueError(f"`{name}` has to be from {low} to {high} but is {value}.")
+                raise ValueError(f"`{name}` is {value} but has to be from {low} to {high}.")
             if type(low) is int and not isinstance(value, int):
-                raise ValueError(f"`{name}` has to be an integer but is {value}.")
+                raise ValueError(f"`{name}` is {value} but has to be an integer.")
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         settings = asdict(self) | {"xtc_special_tokens": list(self.xtc_special_tokens)}
@@ -108,7 +109,7 @@ def make_sampler(
     )
 
 
-def check_seed(seed: int | None):
+def check_seed(seed: int | None) -> None:
     """Refuse a seed that MLX's generator does not take.
 
     Raises:
@@ -132,6 +133,6 @@ class PureProcessor:
         return self.function(tokens, logits)
 
 
-def make_logits_processors(*args, **kwargs) -> list[Callable]:
+def make_logits_processors(*args: Any, **kwargs: Any) -> list[Callable]:
     """The processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
     return [PureProcessor(p) for p in sample_utils.make_logits_processors(*args, **kwargs)]

@@ -15,7 +15,8 @@ from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_rows
 from ..evaluation.teacher_forced import write_text
-from ..pairs.load import load_pair, pair_paths
+from ..pairs.find import find_pair
+from ..pairs.load import load_pair
 from . import environment, plan
 from .chips import find_chip
 from .kernels import DEFAULT_REPEATS, doctor_kernels
@@ -73,8 +74,8 @@ TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAUL
 
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
-    paths = pair_paths(args.model, args.draft_model)
-    found = plan.read_plan(*paths, args.draft_bits, args.acceptance_length)
+    pair = (args.model, args.draft_model, args.draft_bits)
+    found = plan.read_plan(*pair, args.acceptance_length)
     chip = find_chip(chip_name())
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = mx.device_info().get("max_recommended_working_set_size") or memory_size()
@@ -83,7 +84,10 @@ def _plan(args: argparse.Namespace) -> Iterator[str]:
 
 def _trace(args: argparse.Namespace) -> Iterator[str]:
     rows = read_rows(args.suites, args.limit)
-    pair = load_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
+    sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
+    for text in sources.notes:
+        note(text)
+    pair = load_pair(sources)
     texts = []
     for prompt in encode(rows, pair.tokenizer):
         note(f"target writes: {prompt.suite}")

@@ -7,12 +7,14 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoint.files import Stored, read_headers, resolve, weight_files
-from ..checkpoint.load import check_bits, check_target, read_drafter_args
+from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
+from ..checkpoint.files import TensorHeader as Stored
+from ..checkpoint.load import DrafterSource, device_dtype
 from ..checkpoint.tensors import fit_to, main_dtype
+from ..decode.defaults import PREFILL_STEP_SIZE
 from ..drafter.args import DrafterArgs
-from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
+from ..pairs.find import find_pair
 from ..pairs.known import known_target
 from ..targets.shape import TargetShape
 from .reads import (
@@ -31,7 +33,6 @@ from .reads import (
 
 # Means over the five suites that were published with these drafters.
 PUBLISHED_LENGTH = {"Qwen3.8-27B": 4.80, "Muse-Glimmer-30B": 5.70}
-PREFILL_STEP = 2048
 _NAMES = {mx.bfloat16: "BF16", mx.float32: "F32"}
 
 
@@ -119,15 +120,15 @@ def position_rate(length: float, block_size: int) -> float:
 
 
 def read_plan(
-    model: str | Path,
-    draft_model: str | Path,
+    model: str | Path | None,
+    draft_model: str | Path | None,
     draft_bits: int | None = None,
     length: float | None = None,
 ) -> Plan:
     """Read the configs and headers of a pair.
 
     Args:
-        model, draft_model (str or Path): Folders or repositories.
+        model, draft_model (str or Path, optional): As for :func:`find_pair`.
         draft_bits (int, optional): As for :func:`mlx_dflash2.load_drafter`.
         length (float, optional): Acceptance length. Default: the published one, if any.
 
@@ -135,30 +136,31 @@ def read_plan(
         FileNotFoundError, ValueError: as loading the pair would, in one line.
     """
     # The configs alone tell most of what is wrong: weights, if not here yet, come after them.
-    config = check_target(model)
-    args = read_drafter_args(draft_model)
-    check_bits(draft_bits, args, draft_model)
-    check_fit(args, TargetShape.from_config(config))
+    sources = find_pair(model, draft_model, draft_bits=draft_bits)
+    config, args = sources.target.config, sources.drafter.args
+    # A plan needs fields that mlx-lm has defaults for.
+    TargetShape.from_config(config)
     if length is not None and not 1 <= length <= args.block_size:
         raise ValueError(
             f"The acceptance length is {length} but has to be from 1 to {args.block_size}, the "
             "drafter's block."
         )
-    stored = _drafter_headers(draft_model, args)
+    stored = _drafter_headers(sources.drafter)
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    dtype = mx.float32 if device == "cpu" else main_dtype(stored)
+    dtype = device_dtype() or main_dtype(stored)
     drafter = drafter_tensors(stored, _NAMES[dtype], draft_bits)
-    target = text_tensors(read_headers(weight_files(resolve(model), "model*.safetensors")))
+    folder = sources.target.fetch(DRAFTER_FILES)
+    target = text_tensors(read_headers(weight_files(folder, "model*.safetensors")))
     if length is None:
-        length = PUBLISHED_LENGTH.get(known_target(draft_model))
+        length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
     return Plan(config, args, target, drafter, number_size(target), device, length)
 
 
-def _drafter_headers(draft_model: str | Path, args: DrafterArgs) -> dict[str, Stored]:
+def _drafter_headers(source: DrafterSource) -> dict[str, Stored]:
     """A drafter's tensors by their names in it, checked as loading checks them."""
     # Its random weights are never evaluated.
-    drafter = Drafter(args)
-    stored = drafter.sanitize(read_headers(weight_files(resolve(draft_model))))
+    drafter = Drafter(source.args)
+    stored = drafter.sanitize(read_headers(weight_files(source.fetch(DRAFTER_FILES))))
     fit_to(drafter, stored)
     return stored
 
@@ -221,7 +223,7 @@ def _memory(plan: Plan, context: int, memory: int) -> Iterator[str]:
     thousand = cache_bytes(plan.config, 1000, plan.size)
     # The widest layer's activations of one chunk, about four of them alive at once.
     widest = max(text.get("intermediate_size") or 0, text["hidden_size"])
-    chunk = 4 * min(PREFILL_STEP, max(context, 1)) * widest * plan.size
+    chunk = 4 * min(PREFILL_STEP_SIZE, max(context, 1)) * widest * plan.size
     past = cache_bytes(plan.config, context, plan.size)
     kept = context_bytes(plan.args, context, plan.drafter_size)
     total = target + drafter + past + kept + chunk

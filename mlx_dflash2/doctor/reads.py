@@ -7,8 +7,8 @@ from typing import Any
 
 from mlx_lm.models import gemma4_text
 
-from ..checkpoint.files import Stored
-from ..checkpoint.tensors import QUANTISED_AT_LOAD
+from ..checkpoint.files import TensorHeader as Stored
+from ..checkpoint.tensors import QUANTIZED_AT_LOAD
 from ..drafter.args import SLIDING, DrafterArgs
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1} | {
@@ -44,7 +44,7 @@ def drafter_tensors(
     for name, (stored_as, shape) in tensors.items():
         kept = dtype if dtype is not None and stored_as in FLOATING else stored_as
         path = name.removesuffix(".weight")
-        large = path.rsplit(".", 1)[-1] in QUANTISED_AT_LOAD and shape[-1] % group == 0
+        large = path.rsplit(".", 1)[-1] in QUANTIZED_AT_LOAD and shape[-1] % group == 0
         if bits is None or not large:
             loaded[name] = Stored(kept, shape)
             continue

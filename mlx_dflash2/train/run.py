@@ -2,7 +2,7 @@
 
 import mlx.core as mx
 
-from ..checkpoint.load import load_drafter
+from ..checkpoint.load import device_dtype, load_drafter
 from ..checkpoint.save import config_of
 from ..cli.console import note
 from ..drafter.args import DrafterArgs
@@ -205,7 +205,7 @@ class Run(Setup):
         exported = shipping.step_of(self.folder) == step
         if exported:
             # What is shipped, quantised as it is, is what is measured.
-            drafter = load_drafter(self.folder / "export", dtype=_cpu_dtype())
+            drafter = load_drafter(self.folder / "export", dtype=device_dtype())
         else:
             drafter, *_ = self.trained()
         measured = "export" if exported else "checkpoint"
@@ -231,8 +231,3 @@ class Run(Setup):
             note("Plots: " + ", ".join(map(str, plots.save_all(found, self.folder))))
         except ImportError as error:
             note(f"warning: {error}")
-
-
-def _cpu_dtype() -> mx.Dtype | None:
-    # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
-    return mx.float32 if mx.default_device() == mx.cpu else None

@@ -11,8 +11,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
 from .. import embedded
-from ..checkpoint.files import CONFIG_FILES, read_config, resolve
-from ..checkpoint.load import load, load_drafter, read_drafter_args
+from ..checkpoint.files import Source
+from ..checkpoint.load import (
+    DrafterSource,
+    find_drafter,
+    find_target,
+    read_drafter,
+    read_target,
+)
 from ..cli.console import note
 from ..drafter.args import DrafterArgs
 from ..drafter.fit import check_fit
@@ -43,6 +49,8 @@ class Setup:
         self.args, self.folder = args, Path(args.output_path).expanduser()
         self.group = mx.distributed.init()
         self.main = self.group.rank() == 0
+        self._target_source: Source | None = None
+        self._drafter_source: DrafterSource | None = None
         self._loaded: tuple[nn.Module, TokenizerWrapper] | None = None
 
     def note(self, text: str):
@@ -56,10 +64,25 @@ class Setup:
         return self.args.model or str(embedded.target_path())
 
     @property
+    def target_source(self) -> Source:
+        """The target's folder and config."""
+        if self._target_source is None or self._target_source.name != self.name:
+            self._target_source = find_target(self.name)
+        return self._target_source
+
+    @property
+    def drafter_source(self) -> DrafterSource:
+        """Folder and config of the drafter to begin from."""
+        name = str(self.args.draft_model)
+        if self._drafter_source is None or self._drafter_source.name != name:
+            self._drafter_source = find_drafter(name)
+        return self._drafter_source
+
+    @property
     def loaded(self) -> tuple[nn.Module, TokenizerWrapper]:
         """The target and its tokenizer, read when first asked for."""
         if self._loaded is None:
-            model, tokenizer = load(self.name)
+            model, tokenizer = read_target(self.target_source)
             if self.args.dequantize:
                 model = dequantize_model(model)
                 # Unpacked numbers have the scales' dtype, as a rule one of 16 bits.
@@ -141,9 +164,8 @@ class Setup:
         chosen = {f.name: getattr(args, f.name, None) for f in fields(Shape)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         if args.draft_model is None:
-            config = read_config(resolve(self.name, None, CONFIG_FILES))
-            return new_args(Shape(**chosen), self.target, config)
-        old = read_drafter_args(args.draft_model)
+            return new_args(Shape(**chosen), self.target, self.target_source.config)
+        old = self.drafter_source.args
         if args.factored and old.has_selector and args.only and "selector" not in args.only:
             raise ValueError(
                 f"`factored` changes the selector of {args.draft_model} but `only` is "
@@ -167,7 +189,7 @@ class Setup:
                     names = ", ".join(left_out)
                     self.note(f"fit: a drafter has no {names}; the target's are left out.")
         else:
-            old = load_drafter(args.draft_model, dtype=mx.float32)
+            old = read_drafter(self.drafter_source, dtype=mx.float32)
             drafter, known = from_drafter(old, wanted, key), old.args.has_selector
         if args.factored and wanted.has_selector:
             kept = factor_codebooks(drafter.candidate_selector, self.target.embed, known)

@@ -131,7 +131,7 @@ def test_saved_and_reloaded_gives_the_same(bits, folder, tmp_path):
     assert quantised_modules(again) == quantised_modules(drafter)
     assert mx.array_equal(block_of(again), block_of(drafter)).item()
     message = refused(ValueError, load_drafter, stored, bits=bits)
-    assert "already quantised" in message and f"`bits` is {bits}" in message
+    assert "already quantized" in message and f"`bits` is {bits}" in message
 
 
 @pytest.mark.parametrize("scheme", ["affine 4 64", "affine 5 32", "mxfp4", "nvfp4", "mxfp8"])
@@ -191,7 +191,7 @@ def test_quantization_config_is_read_where_quantization_is_absent(folder, tmp_pa
 @pytest.mark.parametrize(
     "entry, parts",
     [
-        (None, ["`quantization` is missing", "quantised"]),
+        (None, ["`quantization` is missing", "quantized"]),
         ({"group_size": 32}, ["`fc.weight`", "[64, 32]", "[64, 16]"]),
         ({"bits": 4, "group_size": 32}, ["`fc.weight`", "[64, 32]", "[64, 16]"]),
         ({"bits": 8, "group_size": 64}, ["`fc.scales`", "[64, 4]", "[64, 2]"]),

@@ -18,9 +18,9 @@ from mlx_dflash2 import load_drafter
 from mlx_dflash2.checkpoint import save as export
 from mlx_dflash2.checkpoint.files import read_header
 from mlx_dflash2.checkpoint.load import DTYPES
-from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantisation
+from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantization
 from mlx_dflash2.checkpoint.save import config_of, save_drafter
-from mlx_dflash2.checkpoint.tensors import QUANTISED_AT_LOAD
+from mlx_dflash2.checkpoint.tensors import QUANTIZED_AT_LOAD
 from mlx_dflash2.convert import command
 from mlx_dflash2.convert.command import main
 from mlx_dflash2.drafter.args import DrafterArgs
@@ -166,7 +166,7 @@ def test_a_trained_drafters_card_says_what_its_weights_are_now(tmp_path):
     head = "# Mine\n\n| | |\n| --- | --- |\n| Layers | 2 |\n"
     tail = "\n| Weights | of no table |\n"
     (source / "README.md").write_text(head + "| Weights | all bfloat16 |\n" + tail)
-    command.convert(str(source), tmp_path / "out", quantisation=Quantisation(4, 32))
+    command.convert(str(source), tmp_path / "out", quantization=Quantization(4, 32))
     card = (tmp_path / "out" / "README.md").read_text()
     assert card == head + "| Weights | 4 bits in groups of 32, the rest bfloat16 |\n" + tail
 
@@ -174,7 +174,7 @@ def test_a_trained_drafters_card_says_what_its_weights_are_now(tmp_path):
 def test_the_sources_card_is_kept(tmp_path):
     source = write_drafter(tmp_path / "source")
     (source / "README.md").write_text("A card – as it was.\n", encoding="utf-8")
-    command.convert(str(source), tmp_path / "out", Quantisation(group_size=32))
+    command.convert(str(source), tmp_path / "out", Quantization(group_size=32))
     assert (tmp_path / "out" / "README.md").read_bytes() == (source / "README.md").read_bytes()
 
 
@@ -201,14 +201,14 @@ def test_large_drafters_are_split(tmp_path, monkeypatch):
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("bits, codebook_bits", [(4, None), (8, 3), (2, 5), (6, 8)])
 def test_quantised_is_as_in_memory(case, bits, codebook_bits, tmp_path):
-    command.convert(str(GOLDEN / case), tmp_path / "out", Quantisation(bits, 32, codebook_bits))
+    command.convert(str(GOLDEN / case), tmp_path / "out", Quantization(bits, 32, codebook_bits))
     expected = load_drafter(GOLDEN / case, dtype=mx.bfloat16)
 
     def scheme(path, module):
         name = path.rpartition(".")[2]
         if name in CODEBOOKS and module.weight.shape[-1] % 32 == 0:
             return {"bits": codebook_bits or bits, "group_size": 32}
-        return name in QUANTISED_AT_LOAD and {"bits": bits, "group_size": 32}
+        return name in QUANTIZED_AT_LOAD and {"bits": bits, "group_size": 32}
 
     nn.quantize(expected, class_predicate=scheme)
     found = load_drafter(tmp_path / "out")
@@ -221,7 +221,7 @@ def test_quantised_is_as_in_memory(case, bits, codebook_bits, tmp_path):
 
 def test_quantised_at_load_or_before_is_the_same(tmp_path):
     source = write_drafter(tmp_path / "source")
-    command.convert(str(source), tmp_path / "out", Quantisation(8, 64))
+    command.convert(str(source), tmp_path / "out", Quantization(8, 64))
     large = parameters(load_drafter(source, bits=8, dtype=mx.bfloat16))
     found = parameters(load_drafter(tmp_path / "out"))
     # Rank 32 does not take groups of 64.
@@ -259,7 +259,7 @@ def test_what_differs_is_stated_by_path_and_reported_once(invoke, tmp_path):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dequantised_numbers_are_rounded_once(dtype, tmp_path):
     source = write_drafter(tmp_path / "source")
-    command.convert(str(source), tmp_path / "packed", Quantisation(5, 32, 8))
+    command.convert(str(source), tmp_path / "packed", Quantization(5, 32, 8))
     command.convert(str(tmp_path / "packed"), tmp_path / "out", dequantize=True, dtype=dtype)
     found, packed = load_drafter(tmp_path / "out"), load_drafter(tmp_path / "packed")
     assert "quantization" not in config_in(tmp_path / "out") and found.args.quantization is None
@@ -336,13 +336,13 @@ def test_a_config_or_tensor_at_odds_is_named(tmp_path):
         ("{empty}", [], "has no config.json"),
         ("no/such/folder", [], "'no/such/folder' is neither"),
         ("{drafter}", ["-q", "-d"], "either --quantize or --dequantize"),
-        ("{drafter}", ["-d"], "is not quantised; leave --dequantize out"),
-        ("{quantised}", [], "already quantised; --dequantize undoes it"),
-        ("{quantised}", ["-q"], "already quantised; --dequantize undoes it"),
-        ("{drafter}", ["-q", "--q-bits", "7"], "--q-bits is 7 but has to be one of 2, 3, 4, 5, 6"),
-        ("{drafter}", ["-q", "--q-bits", "1"], "--q-bits is 1"),
-        ("{drafter}", ["-q", "--q-group-size", "16"], "--q-group-size is 16"),
-        ("{drafter}", ["-q", "--q-codebook-bits", "0"], "--q-codebook-bits is 0"),
+        ("{drafter}", ["-d"], "is not quantized; leave --dequantize out"),
+        ("{quantised}", [], "already quantized; --dequantize undoes it"),
+        ("{quantised}", ["-q"], "already quantized; --dequantize undoes it"),
+        ("{drafter}", ["-q", "--q-bits", "7"], "`q_bits` is 7 but has to be one of 2, 3, 4, 5, 6"),
+        ("{drafter}", ["-q", "--q-bits", "1"], "`q_bits` is 1"),
+        ("{drafter}", ["-q", "--q-group-size", "16"], "`q_group_size` is 16"),
+        ("{drafter}", ["-q", "--q-codebook-bits", "0"], "`q_codebook_bits` is 0"),
         ("{drafter}", ["--q-bits", "4"], "--q-bits has an effect only with --quantize"),
         ("{drafter}", ["--q-codebook-bits", "4"], "--q-codebook-bits has an effect only"),
         ("{drafter}", ["--mlx-path", "{target}"], "target already exists"),
@@ -371,8 +371,8 @@ def test_a_group_that_divides_nothing_is_refused(tmp_path):
         hidden_size=96, head_dim=24, intermediate_size=96
     )
     source = write_drafter(tmp_path / "source", config)
-    with pytest.raises(ValueError, match="--q-group-size 64 divides the rows of no matrix"):
-        command.convert(str(source), tmp_path / "out", Quantisation())
+    with pytest.raises(ValueError, match="`q_group_size` is 64 but has to divide"):
+        command.convert(str(source), tmp_path / "out", Quantization())
     assert not (tmp_path / "out").exists()
 
 

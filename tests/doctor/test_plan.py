@@ -19,7 +19,7 @@ from support.tiny_pair import save_drafter, save_target
 
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.checkpoint import files as checkpoint
-from mlx_dflash2.checkpoint.files import Stored
+from mlx_dflash2.checkpoint.files import TensorHeader as Stored
 from mlx_dflash2.checkpoint.load import load
 from mlx_dflash2.doctor import chips, plan, reads
 from mlx_dflash2.doctor.touched import parameters, touched
@@ -234,7 +234,7 @@ def test_bits_for_a_quantised_drafter_are_refused(target, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["quantization"] = {"bits": 4, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "already quantised" in both_refuse(target, folder, 4)
+    assert "already quantized" in both_refuse(target, folder, 4)
 
 
 @pytest.mark.parametrize(
