@@ -17,7 +17,8 @@ from rich.progress import Progress
 
 from ..checkpoint.files import resolve
 from ..checkpoint.load import read_drafter_args
-from ..cli.arguments import add_draft_model_argument, add_model_arguments, read_pair
+from ..cli.arguments import add_draft_model_argument, add_model_arguments
+from ..cli.build import read_pair
 from ..cli.console import note, run
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import fingerprint

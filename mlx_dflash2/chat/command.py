@@ -7,7 +7,6 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ..cli.arguments import (
-    DRAFTING,
     add_cache_arguments,
     add_drafting_arguments,
     add_max_tokens_argument,
@@ -16,11 +15,8 @@ from ..cli.arguments import (
     add_stop_argument,
     add_template_arguments,
     add_unsupported_arguments,
-    fit_to_tokenizer,
-    generation_options,
-    named,
-    read_pair,
 )
+from ..cli.build import fit_to_tokenizer, generation_options, read_pair
 from ..cli.console import note, prefill_progress, run, stoppable
 from ..decode.defaults import CHAT_MAX_TOKENS
 from ..decode.stats import Stats
@@ -52,8 +48,14 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _command(args: argparse.Namespace) -> None:
-    options, drafting = generation_options(args), named(args, DRAFTING)
-    sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits, **drafting)
+    options = generation_options(args)
+    sources = find_pair(
+        args.model,
+        args.draft_model,
+        draft_bits=args.draft_bits,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
+    )
     pair = read_pair(sources, args)
     options = fit_to_tokenizer(options, args, pair.tokenizer)
     # Seed once, as mlx_lm.chat does: with a seed each, all answers would make the same draws.

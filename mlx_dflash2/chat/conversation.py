@@ -1,4 +1,4 @@
-"""A conversation: each turn goes on from the caches of those before."""
+"""Hold a conversation whose turns continue from the caches of earlier ones."""
 
 from collections.abc import Callable, Generator
 from contextlib import closing

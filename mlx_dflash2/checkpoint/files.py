@@ -1,4 +1,4 @@
-"""A checkpoint folder: found offline or on the hub, complete, and only safetensors."""
+"""Find checkpoint folders, on disk or on the hub, and read their configs, headers and weights."""
 
 import json
 import struct

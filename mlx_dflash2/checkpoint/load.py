@@ -28,7 +28,11 @@ DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 
 @dataclass(frozen=True)
 class DrafterSource(Source):
-    """A drafter of which only config.json has been fetched and read; ``args`` is what it says."""
+    """A drafter of which only config.json has been fetched and read.
+
+    Attributes:
+        args (DrafterArgs): Its config.
+    """
 
     args: DrafterArgs
 
@@ -81,7 +85,7 @@ def read_drafter_args(path_or_hf_repo: str | Path, revision: str | None = None) 
 
 
 def is_drafter(config: dict[str, Any]) -> bool:
-    """Whether a config.json describes a DFlash drafter rather than a language model."""
+    """Return whether a config.json describes a DFlash drafter rather than a language model."""
     names = architectures(config)
     return (
         is_speculators(config)

@@ -75,5 +75,5 @@ class GenerationOptions:
 
     @property
     def token_limit(self) -> float:
-        """The most tokens to generate; infinity for no limit."""
+        """Return the most tokens to generate; infinity for no limit."""
         return float("inf") if self.max_tokens == -1 else self.max_tokens

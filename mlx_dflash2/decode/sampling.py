@@ -51,7 +51,7 @@ class Sampling:
         return sample_utils.make_sampler(**settings)(logprobs)
 
     def probs(self, logprobs: mx.array, key: mx.array) -> mx.array:
-        """The distribution that a draw from each row follows.
+        """Return the distribution that a draw from each row follows.
 
         Args:
             logprobs (mx.array): Rows [N, V] of log probabilities.
@@ -92,7 +92,7 @@ def make_sampler(
     xtc_threshold: float = 0.1,
     xtc_special_tokens: Sequence[int] | None = None,
 ) -> Sampling:
-    """A sampler with the arguments of :func:`mlx_lm.sample_utils.make_sampler`.
+    """Make a sampler with the arguments of :func:`mlx_lm.sample_utils.make_sampler`.
 
     Raises:
         ValueError: if a setting is out of its range, in one line.
@@ -134,5 +134,5 @@ class PureProcessor:
 
 
 def make_logits_processors(*args: Any, **kwargs: Any) -> list[Callable]:
-    """The processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
+    """Make the processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
     return [PureProcessor(p) for p in sample_utils.make_logits_processors(*args, **kwargs)]

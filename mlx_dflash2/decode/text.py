@@ -153,7 +153,7 @@ class StopStrings:
         return shown
 
     def would_end(self, text: str) -> bool:
-        """Whether more text would complete a stop string."""
+        """Return whether more text would complete a stop string."""
         return not self.found and TextStateMachine.step(self._state, text)[2] is None
 
     def flush(self) -> str:

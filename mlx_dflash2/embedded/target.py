@@ -70,7 +70,7 @@ def target_path(cache_dir: str | Path | None = None) -> Path:
 
 
 def is_target(path: str | Path) -> bool:
-    """Whether a path is a folder that :func:`target_path` makes in the user's cache."""
+    """Return whether a path is a folder that :func:`target_path` makes in the user's cache."""
     path = Path(path)
     return path.parent == _user_cache() and path.name.startswith(f"{NAME}-")
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from mlx_lm.generate import str2bool
 
 from ..cli.arguments import (
-    DRAFTING,
     add_cache_arguments,
     add_drafting_arguments,
     add_max_tokens_argument,
@@ -17,12 +16,9 @@ from ..cli.arguments import (
     add_sampling_arguments,
     add_stop_argument,
     add_unsupported_arguments,
-    fit_to_tokenizer,
-    generation_options,
-    named,
-    read_pair,
     safetensors_file,
 )
+from ..cli.build import fit_to_tokenizer, generation_options, read_pair
 from ..cli.console import note, prefill_progress, run
 from ..decode.cache_file import CacheFile, read_cache_file
 from ..decode.defaults import GENERATE_MAX_TOKENS
@@ -87,8 +83,13 @@ def _command(args: argparse.Namespace) -> None:
         saved = read_cache_file(args.prompt_cache_file)
         model = same_model(args.model, saved.metadata.get("model"))
         tokenizer_config = json.loads(saved.metadata.get("tokenizer_config", "{}"))
-    drafting = named(args, DRAFTING)
-    sources = find_pair(model, args.draft_model, draft_bits=args.draft_bits, **drafting)
+    sources = find_pair(
+        model,
+        args.draft_model,
+        draft_bits=args.draft_bits,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
+    )
     pair = read_pair(sources, args, tokenizer_config)
     options = fit_to_tokenizer(options, args, pair.tokenizer)
     tokens = chat_prompt(

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ..checkpoint.card import describe_scheme
-from ..checkpoint.quantization import Quantisation
+from ..checkpoint.quantization import Quantization
 from ..checkpoint.save import config_of, save_drafter
 from ..drafter.model import Drafter
 from . import checkpoints
@@ -74,7 +74,7 @@ def ship(
     """
     cast_to(drafter, mx.bfloat16)
     if made["bits"] is not None:
-        Quantisation(made["bits"]).apply(drafter)
+        Quantization(made["bits"]).apply(drafter)
     settings = saved.settings
     blocks = ("batch_size", "anchors", "grad_accumulation_steps", "processes")
     numbers = {"texts": len(corpus), "tokens": corpus.num_answer_tokens, "steps": saved.step}

@@ -18,7 +18,7 @@ from support.tiny import DENSE, HYBRID, SLIDING
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.chat import Conversation
-from mlx_dflash2.cli import arguments
+from mlx_dflash2.cli import build
 from mlx_dflash2.decode import generate as generating
 from mlx_dflash2.decode.options import GenerationOptions
 from mlx_dflash2.pairs.find import PairSources
@@ -75,7 +75,7 @@ def chat(monkeypatch, capsys, pairs):
 
         monkeypatch.setattr(place, name, record)
         monkeypatch.setattr(command, "find_pair", lambda *_, **__: PairSources(None, None))
-        monkeypatch.setattr(arguments, "load_pair", lambda *_, **__: pair)
+        monkeypatch.setattr(build, "load_pair", lambda *_, **__: pair)
         monkeypatch.setattr(mlx_lm_chat, "load", lambda *_, **__: (pair.model, pair.tokenizer))
         monkeypatch.setattr(sys, "argv", ["chat", *args])
         monkeypatch.setattr(sys, "stdin", Script(text))
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_refused(chat):
 
 @pytest.mark.parametrize("start", [0, 30, 70])
 @pytest.mark.parametrize("kind", [DENSE, HYBRID])
-def test_quantised_caches_go_on_as_in_mlx_lm(pairs, kind, start):
+def test_quantized_caches_go_on_as_in_mlx_lm(pairs, kind, start):
     """Also where the conversion falls due in one of the turns."""
     options = dict(kv_bits=8, kv_group_size=32, quantized_kv_start=start)
     conversation = Conversation(pairs[kind], GenerationOptions(max_tokens=12, **options))

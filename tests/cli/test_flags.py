@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlx_dflash2 import DFlashPromptCache
-from mlx_dflash2.cli import arguments
+from mlx_dflash2.cli import build
 from mlx_dflash2.pairs.find import PairSources
 from mlx_dflash2.pairs.load import Pair
 
@@ -112,7 +112,7 @@ def given_pair(monkeypatch, saved_pair):
     """Lets commands use the saved pair, whatever their arguments name."""
     for module in PARSERS:
         monkeypatch.setattr(module, "find_pair", lambda *_, **__: PairSources(None, None))
-    monkeypatch.setattr(arguments, "load_pair", lambda *_, **__: saved_pair)
+    monkeypatch.setattr(build, "load_pair", lambda *_, **__: saved_pair)
     return saved_pair
 
 
@@ -151,10 +151,10 @@ def record(monkeypatch, invoke, saved_pair):
 
         place = generate if module is generate else conversation
         monkeypatch.setattr(module, "find_pair", find)
-        monkeypatch.setattr(arguments, "load_pair", load)
+        monkeypatch.setattr(build, "load_pair", load)
         monkeypatch.setattr(place, "stream_text", stream_text)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)
-        monkeypatch.setattr(arguments, "make_logits_processors", lambda **kw: seen.update(kw))
+        monkeypatch.setattr(build, "make_logits_processors", lambda **kw: seen.update(kw))
         monkeypatch.setattr(mx.random, "seed", lambda value: seen.update({"global seed": value}))
         status, _, err = invoke(module, *args)
         assert status == 0, err

@@ -94,7 +94,7 @@ CONFIGS |= {
     "no convolution": nested(conv_kernel_size=0),
     "DFlash 1": V1 | dict(input_embedding_scale=2.0, final_logit_softcapping=15.0),
     "muse": V1 | dict(architectures=["MuseGlimmerAssistantModel"]),
-    "quantised": V2 | dict(quantization={"bits": 4, "group_size": 32, "fc": False}),
+    "quantized": V2 | dict(quantization={"bits": 4, "group_size": 32, "fc": False}),
 }
 
 
@@ -127,7 +127,7 @@ def test_config_of_names_what_it_cannot_say(field, changes):
     assert "\n" not in str(error.value)
 
 
-# --- unquantised
+# --- unquantized
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -195,12 +195,12 @@ def test_large_drafters_are_split(tmp_path, monkeypatch):
     assert same(load_drafter(tmp_path / "out"), load_drafter(source))
 
 
-# --- quantised
+# --- quantized
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("bits, codebook_bits", [(4, None), (8, 3), (2, 5), (6, 8)])
-def test_quantised_is_as_in_memory(case, bits, codebook_bits, tmp_path):
+def test_quantized_is_as_in_memory(case, bits, codebook_bits, tmp_path):
     command.convert(str(GOLDEN / case), tmp_path / "out", Quantization(bits, 32, codebook_bits))
     expected = load_drafter(GOLDEN / case, dtype=mx.bfloat16)
 
@@ -219,7 +219,7 @@ def test_quantised_is_as_in_memory(case, bits, codebook_bits, tmp_path):
     assert plain == CONFIGS[case]
 
 
-def test_quantised_at_load_or_before_is_the_same(tmp_path):
+def test_quantized_at_load_or_before_is_the_same(tmp_path):
     source = write_drafter(tmp_path / "source")
     command.convert(str(source), tmp_path / "out", Quantization(8, 64))
     large = parameters(load_drafter(source, bits=8, dtype=mx.bfloat16))
@@ -257,7 +257,7 @@ def test_what_differs_is_stated_by_path_and_reported_once(invoke, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dequantised_numbers_are_rounded_once(dtype, tmp_path):
+def test_dequantized_numbers_are_rounded_once(dtype, tmp_path):
     source = write_drafter(tmp_path / "source")
     command.convert(str(source), tmp_path / "packed", Quantization(5, 32, 8))
     command.convert(str(tmp_path / "packed"), tmp_path / "out", dequantize=True, dtype=dtype)
@@ -276,7 +276,7 @@ def test_dequantised_numbers_are_rounded_once(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
-def test_other_modes_are_saved_and_dequantised(mode, tmp_path):
+def test_other_modes_are_saved_and_dequantized(mode, tmp_path):
     drafter = load_drafter(write_drafter(tmp_path / "source"))
     nn.quantize(drafter, mode=mode)
     save_drafter(drafter, tmp_path / "packed", config_of(drafter.args), "card")
@@ -337,8 +337,8 @@ def test_a_config_or_tensor_at_odds_is_named(tmp_path):
         ("no/such/folder", [], "'no/such/folder' is neither"),
         ("{drafter}", ["-q", "-d"], "either --quantize or --dequantize"),
         ("{drafter}", ["-d"], "is not quantized; leave --dequantize out"),
-        ("{quantised}", [], "already quantized; --dequantize undoes it"),
-        ("{quantised}", ["-q"], "already quantized; --dequantize undoes it"),
+        ("{quantized}", [], "already quantized; --dequantize undoes it"),
+        ("{quantized}", ["-q"], "already quantized; --dequantize undoes it"),
         ("{drafter}", ["-q", "--q-bits", "7"], "`q_bits` is 7 but has to be one of 2, 3, 4, 5, 6"),
         ("{drafter}", ["-q", "--q-bits", "1"], "`q_bits` is 1"),
         ("{drafter}", ["-q", "--q-group-size", "16"], "`q_group_size` is 16"),
@@ -355,7 +355,7 @@ def test_refused_in_one_line_before_weights_are_read(
     def unread(*_, **__):
         raise AssertionError("weights were read")
 
-    folder = tmp_path / "quantised"
+    folder = tmp_path / "quantized"
     write_drafter(folder, V2 | {"quantization": {"bits": 4, "group_size": 32}})
     monkeypatch.setattr(mx, "load", unread)
     monkeypatch.chdir(tmp_path)

@@ -36,13 +36,13 @@ def common(folders, kind):
 
 
 @pytest.mark.parametrize("kind", [DENSE, HYBRID])
-@pytest.mark.parametrize("quantised", [[], ["--kv-bits", "8", "--kv-group-size", "32"]])
-def test_a_file_of_mlx_lm_cache_prompt(folders, tmp_path, invoke, kind, quantised):
+@pytest.mark.parametrize("quantized", [[], ["--kv-bits", "8", "--kv-group-size", "32"]])
+def test_a_file_of_mlx_lm_cache_prompt(folders, tmp_path, invoke, kind, quantized):
     file, (model, drafter) = tmp_path / "cache.safetensors", common(folders, kind)
     begin = ["--prompt", "A long story.", "--prompt-cache-file", file]
-    start = [*quantised, "--quantized-kv-start", "0"]
+    start = [*quantized, "--quantized-kv-start", "0"]
     assert invoke(their_cache_prompt, *model, *begin, *start)[0] == 0
-    rest = ["--prompt", " And?", "--prompt-cache-file", file, "-m", "9", *quantised]
+    rest = ["--prompt", " And?", "--prompt-cache-file", file, "-m", "9", *quantized]
     status, expected, err = invoke(their_generate, *rest, "--verbose", "F")
     assert status == 0, err
     for more in ([], model):
