@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from ..decode.clock import PHASES
 from ..evaluation.plots import line_plot, new_figure
-from .phases import PHASES
 
 
 def check():

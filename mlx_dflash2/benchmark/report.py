@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .phases import PHASES
+from ..decode.clock import PHASES
 
 Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
 

@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ..drafter.model import Proposer
 from .defaults import KV_GROUP_SIZE, MAX_TOKENS, PREFILL_STEP_SIZE, QUANTIZED_KV_START
 from .judge import Judge
-from .loop import Decoder
+from .loop import Loop
 from .options import GenerationOptions, LogitsProcessor, Sampler
 from .session import DFlashPromptCache
 from .stats import Stats
@@ -125,31 +125,30 @@ def generate_tokens(
 ) -> Steps:
     """Generate token ids as :func:`dflash_generate_step`, with options as one object."""
     check_prompt(prompt)
-    decoder = Decoder(
+    loop = Loop(
         model,
         draft_model,
         stream,
         Stats() if stats is None else stats,
-        judge=Judge(options.sampler, options.logits_processors, options.seed),
         kv_quantization=options.kv_quantization,
-        max_kv_size=options.max_kv_size,
-        prompt_cache=prompt_cache,
         block_size=options.block_size,
         verify_width=options.verify_width,
     )
+    judge = Judge(options.sampler, options.logits_processors, options.seed)
+    sequence = loop.open(judge, prompt_cache, options.max_kv_size)
     left = options.token_limit
     try:
         callback = prompt_progress_callback or (lambda *_: None)
-        current = decoder.prefill(prompt, options.prefill_step_size, callback)
+        decision = loop.prefill(sequence, prompt, options.prefill_step_size, callback)
         while left > 0:
-            for row, token in enumerate(current.tokens):
-                current.taken += 1
-                yield token, current.logprobs[row], row < current.num_accepted
-            left -= len(current.tokens)
+            for row, token in enumerate(decision.tokens):
+                decision.taken += 1
+                yield token, decision.logprobs[row], row < decision.num_accepted
+            left -= len(decision.tokens)
             if left > 0:
-                current = decoder.next_round(left)
+                decision = loop.next_round([sequence], sequence.caches, [left])[0]
     finally:
-        decoder.close()
+        loop.close(sequence)
 
 
 def stream_generate(

@@ -13,13 +13,75 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
 from ..drafter.model import Drafter, Proposer
+from ..targets import Target
 from .cache_file import CacheFile, read_cache_file, write_cache_file
 from .rollback import Checkpoint, check_caches, drops_rows, num_cached
 
 MAX_CHECKPOINTS = 4
+IN_USE = (
+    "The prompt cache is in use by a generator that is still open: close it, or run it to its end, "
+    "before the cache is used again."
+)
 
 
-class DFlashPromptCache:
+class LentCache:
+    """Stands in a caller's list for a cache that an open generator works on.
+
+    Whatever uses it fails at once: rows of rejected drafts may be in the cache behind it.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(IN_USE)
+
+
+class Session:
+    """The target's caches of one sequence; a conversation keeps more beside them.
+
+    Args:
+        caches (list): The target's caches, one a layer.
+        kept (bool): Whether somebody goes on with them afterwards.
+
+    Attributes:
+        caches (list): The same list; while a generator is open it holds :class:`LentCache`.
+        working (list): The caches themselves.
+    """
+
+    keeps_tokens = False
+
+    def __init__(self, caches: list[Any], kept: bool):
+        self.caches, self.working, self.kept = caches, caches, kept
+
+    def __len__(self) -> int:
+        return num_cached(self.working)
+
+    @property
+    def is_lent(self) -> bool:
+        """Whether a generator is working on the caches."""
+        return any(isinstance(cache, LentCache) for cache in self.caches)
+
+    def lend(self) -> None:
+        """Take the caches out of the caller's list until :meth:`give_back`."""
+        self.working = list(self.caches)
+        self.caches[:] = [LentCache() for _ in self.working]
+
+    def give_back(self) -> None:
+        """Put the caches back, unless the caller has put others into the list."""
+        if self.is_lent:
+            self.caches[:] = self.working
+        self.working = self.caches
+
+    def context_for(self, draft_model: Proposer) -> Any:
+        """The drafter's context to go on with: a fresh one."""
+        return draft_model.make_context()
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Note tokens that were added to the caches."""
+
+    def checkpoint(self) -> None:
+        """Remember this place."""
+
+
+class DFlashPromptCache(Session):
     """Target caches and drafter context of one conversation, and the tokens that they cover.
 
     Give it as ``prompt_cache``; before each turn, :meth:`reuse` tells which tokens of the prompt
@@ -40,19 +102,18 @@ class DFlashPromptCache:
         max_kv_size (int, optional): In effect.
     """
 
+    keeps_tokens = True
+
     def __init__(self, model: nn.Module, draft_model: Proposer, max_kv_size: int | None = None):
         if max_kv_size is not None and hasattr(model, "make_cache"):
             warn_no_effect("the model makes its own caches")
             max_kv_size = None
         self.model, self.draft_model, self.max_kv_size = model, draft_model, max_kv_size
-        self.caches = make_prompt_cache(model, max_kv_size)
+        super().__init__(make_prompt_cache(model, max_kv_size), kept=True)
         check_caches(self.caches, self.caches)
         self.context = draft_model.make_context()
         self.tokens: list[int] = []
         self.checkpoints = [Checkpoint(self.caches)]
-
-    def __len__(self) -> int:
-        return num_cached(self.caches)
 
     def reuse(self, prompt: Sequence[int]) -> mx.array:
         """Go back to the longest prefix that the cache shares with a prompt.
@@ -66,6 +127,7 @@ class DFlashPromptCache:
         Raises:
             ValueError: if the prompt is empty.
         """
+        self._refuse_lent()
         prompt = list(prompt)
         if not prompt:
             raise ValueError("`prompt` is empty.")
@@ -73,6 +135,10 @@ class DFlashPromptCache:
         if shared < len(self) or not self.caches:
             self._go_back(shared)
         return mx.array(prompt[len(self) :], dtype=mx.uint32)
+
+    def _refuse_lent(self) -> None:
+        if self.is_lent:
+            raise ValueError(IN_USE)
 
     def _go_back(self, length: int) -> None:
         """Go back to at most ``length`` tokens, to as many as the caches allow."""
@@ -101,16 +167,6 @@ class DFlashPromptCache:
             self.draft_model, self.context = draft_model, draft_model.make_context()
         return self.context
 
-    def caches_for(self, model: nn.Module) -> list[Any]:
-        """Return the caches for the model that they belong to.
-
-        Raises:
-            ValueError: if it is another one.
-        """
-        if model is not self.model:
-            raise ValueError("The prompt cache was made for another model object.")
-        return self.caches
-
     def append(self, tokens: Sequence[int]) -> None:
         """Note tokens that were added to the caches."""
         if len(self.tokens) + len(tokens) == len(self):
@@ -118,9 +174,9 @@ class DFlashPromptCache:
 
     def checkpoint(self) -> None:
         """Remember this place, if a cache cannot always be trimmed back to it."""
-        if not all(drops_rows(cache) for cache in self.caches):
+        if not all(drops_rows(cache) for cache in self.working):
             self.checkpoints = [c for c in self.checkpoints if c.length < len(self)]
-            first, *later = [*self.checkpoints, Checkpoint(self.caches)]
+            first, *later = [*self.checkpoints, Checkpoint(self.working)]
             self.checkpoints = [first, *later[-MAX_CHECKPOINTS:]]
 
     def save(self, file: str | Path, metadata: dict[str, str] | None = None) -> None:
@@ -130,6 +186,7 @@ class DFlashPromptCache:
             file (str or Path): A ``.safetensors`` file.
             metadata (dict, optional): mlx_lm.generate expects ``model`` and ``tokenizer_config``.
         """
+        self._refuse_lent()
         content = CacheFile(
             self.caches,
             metadata or {},
@@ -185,6 +242,43 @@ class DFlashPromptCache:
         # Nothing is left lazy: another thread may go on.
         mx.eval([cache.state for cache in self.caches], getattr(self.context, "state", []))
         return self
+
+
+def open_session(
+    model: nn.Module,
+    target: Target,
+    prompt_cache: list[Any] | DFlashPromptCache | None,
+    max_kv_size: int | None = None,
+) -> Session:
+    """Make a session of whatever the caller gave as ``prompt_cache``.
+
+    Args:
+        model (nn.Module): The target, from mlx-lm.
+        target (Target): The same, bound.
+        prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. Default:
+            ``None``, fresh ones.
+        max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
+
+    Raises:
+        ValueError: if the caches are not the target's, cannot be rolled back, or are in use.
+    """
+    fresh = target.make_cache(max_kv_size)
+    session: Session
+    if isinstance(prompt_cache, DFlashPromptCache):
+        session = prompt_cache
+        if session.model is not model:
+            raise ValueError("The prompt cache was made for another model object.")
+    else:
+        kept = prompt_cache is not None
+        session = Session(fresh if prompt_cache is None else prompt_cache, kept)
+    if max_kv_size is not None and session.kept:
+        warn_no_effect("a prompt cache is given")
+    elif max_kv_size is not None and hasattr(model, "make_cache"):
+        warn_no_effect("the model makes its own caches")
+    if session.is_lent:
+        raise ValueError(IN_USE)
+    check_caches(session.caches, fresh)
+    return session
 
 
 def fingerprint(draft_model: Proposer) -> str:

@@ -20,7 +20,7 @@ class Stats:
         prompt_tokens (int): Tokens of the prompt that were processed.
         cached_tokens (int): Tokens that the prompt cache already held.
         rounds (int): Target passes after the prompt's; in a batch, each row of one counts.
-        passes (int): Target passes of a batch after its prompts'.
+        passes (int): Target passes after the prompts'; a batch's rows share them.
         drafted (int): Draft tokens that were verified.
         accepted (int): Draft tokens that were emitted.
         bonus (int): Tokens of the target's own after accepted drafts.
@@ -29,6 +29,7 @@ class Stats:
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
         host_reads (int): How often the host waited for the device, for the prompt and all rounds.
         fallback (str, optional): Why drafting stopped before the end, if it did.
+        draft_error (Exception, optional): What the drafter raised, if that was the reason.
         rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
         row_by_row (str, optional): What made it necessary to judge rows one after the other.
         kernels (dict): For each of the package's ops that ran ``metal``, or ``plain: `` and why.
@@ -50,13 +51,14 @@ class Stats:
     draft_failures: int = 0
     host_reads: int = 0
     fallback: str | None = None
+    draft_error: Exception | None = None
     rule: str = "greedy"
     row_by_row: str | None = None
     kernels: dict[str, str] = field(default_factory=dict)
     prompt_time: float = 0.0
     generation_time: float = 0.0
 
-    def count_round(self, drafted: int, accepted: int, bonus: bool):
+    def count_round(self, drafted: int, accepted: int, bonus: bool) -> None:
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted

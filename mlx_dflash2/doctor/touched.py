@@ -9,9 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..decode.accept import accept_greedy
+from ..decode.judge import Judge
+from ..decode.kv_quantization import KVQuantization
+from ..decode.loop import Loop
+from ..decode.stats import Stats
 from ..drafter.model import Drafter
-from ..targets import bind
 
 # Primitives that take a part of their input.
 _PARTS = ("Gather", "Split")
@@ -68,16 +70,17 @@ def touched_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], wid
 
 def _round(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> list[mx.array]:
     """The lazy results of one round, its context's new rows included."""
-    target, layers = bind(model), drafter.target_layer_ids
-    cache, context = target.make_cache(), drafter.make_context()
-    tokens = mx.array(prompt, mx.uint32)
-    before = target.forward(tokens[None, :-1], cache, layers)
-    mx.eval(before.taps, [layer.state for layer in cache])
-    drafter.extend(context, tokens[:-1], before.taps, 0)
-    proposal = drafter.propose(target, tokens[-1:], context, drafter.block_size)
-    inputs = mx.concatenate([tokens[-1:], proposal.tokens[: width - 1].astype(mx.uint32)])
-    out = target.forward(inputs[None], cache, layers, record=True)
-    verdict = accept_greedy(inputs[1:], target.logits(out.hidden)[0])
-    states = [value for layer in cache for _, value in tree_flatten(layer.state)]
+    stream, tokens = mx.default_stream(mx.default_device()), mx.array(prompt, mx.uint32)
+    loop = Loop(
+        model, drafter, stream, Stats(), kv_quantization=KVQuantization(), verify_width=width
+    )
+    sequence = loop.open(Judge())
+    decision = loop.prefill(sequence, tokens[:-1], tokens.size)
+    # The round begins from the prompt's last token, whatever the target would have chosen.
+    decision.tokens, decision.taken = [prompt[-1]], 1
+    loop.settle()
+    round_ = loop.launch([sequence], sequence.caches, [width])
+    host, _ = sequence.judge.at_once(round_.proposals[0], round_.rows_of_logits[0], None)
+    states = [value for layer in sequence.caches for _, value in tree_flatten(layer.state)]
     arrays = [value for value in states if isinstance(value, mx.array)]
-    return [*verdict, out.taps, *context.state, *arrays]
+    return [host, round_.out.taps, *sequence.context_state, *arrays]

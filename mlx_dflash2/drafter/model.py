@@ -1,6 +1,6 @@
 """The drafter: a small model that fills a whole block of tokens in one parallel pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import mlx.core as mx
@@ -252,10 +252,13 @@ class Drafter(nn.Module):
         block_size: int,
         temperature: float = 0.0,
         key: mx.array | None = None,
+        on_block: Callable[[mx.array, mx.array], None] | None = None,
     ) -> Proposal:
-        """Draft the tokens after the anchor; see :class:`Proposer`."""
-        keys = [key] if temperature > 0 else None
-        return self.propose_rows(target, anchor, context, block_size, temperature, keys)[0]
+        """Draft the tokens after the anchor; see :class:`Proposer` and :meth:`propose_rows`."""
+        keys = None if key is None else [key]
+        return self.propose_rows(target, anchor, context, block_size, temperature, keys, on_block)[
+            0
+        ]
 
     def propose_rows(
         self,
@@ -265,9 +268,15 @@ class Drafter(nn.Module):
         block_size: int,
         temperature: float = 0.0,
         keys: Sequence[mx.array] | None = None,
+        on_block: Callable[[mx.array, mx.array], None] | None = None,
     ) -> list[Proposal]:
-        """Draft a block after each of several anchors [B] in one pass; a key for each."""
+        """Draft a block after each of several anchors [B] in one pass; a key for each.
+
+        ``on_block`` is called with hidden rows and logits before a path is chosen.
+        """
         hidden, logits = self.run_block(target, anchors, context, block_size)
+        if on_block is not None:
+            on_block(hidden, logits)
         if target.vocab_size > self.args.vocab_size:
             # A padding id of the target has no row in the codebooks.
             anchors = mx.minimum(anchors, self.args.vocab_size - 1)

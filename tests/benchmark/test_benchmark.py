@@ -18,7 +18,7 @@ from support.tiny_pair import save_drafter, save_prompts, save_target
 from mlx_dflash2.benchmark import command, results, summary
 from mlx_dflash2.benchmark.arms import Arm, Settings
 from mlx_dflash2.benchmark.measure import Bench, Sample, rounds_of
-from mlx_dflash2.benchmark.phases import PHASES
+from mlx_dflash2.decode.clock import PHASES
 from mlx_dflash2.evaluation import parity
 from mlx_dflash2.evaluation.prompts import Prompt
 

@@ -1,12 +1,15 @@
 """Drafting for several sequences: a context each, and one pass of the drafter where it can."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 
 from ...drafter.context import BlockAttention, DrafterContext, LayerContext, block_mask
 from ...drafter.model import Drafter, Proposal, Proposer
+from ...targets import Target
+from ..clock import DRAFT, Clock
 from ..judge import Judge
 
 
@@ -53,7 +56,7 @@ class StackedContext:
         return self.layers[index].mask(block_size, window, causal)
 
 
-def takes_batches(proposer: Proposer) -> bool:
+def takes_batches(proposer: Proposer) -> TypeGuard[Drafter]:
     """Whether it is a drafter whose rotation takes a position for each sequence."""
     if not isinstance(proposer, Drafter):
         return False
@@ -63,35 +66,46 @@ def takes_batches(proposer: Proposer) -> bool:
 
 def propose_rows(
     proposer: Proposer,
-    target: Any,
+    target: Target,
     anchors: mx.array,
     contexts: Sequence[Any],
     block_size: int,
     judges: Sequence[Judge],
+    clock: Clock | None = None,
 ) -> list[Proposal]:
     """Draft a block for each of several sequences, in the order of their anchors [B].
 
     Sequences of one temperature share a pass of the drafter.
     """
+    timed: dict[str, Any] = {}
+    if clock is not None and isinstance(proposer, Drafter):
+        timed["on_block"] = partial(clock.lap, DRAFT)
+    if len(judges) == 1 or not takes_batches(proposer):
+        return [
+            proposer.propose(
+                target, anchor, context, block_size, judge.temperature, judge.draft_key(), **timed
+            )
+            for anchor, context, judge in zip(_each(anchors), contexts, judges, strict=True)
+        ]
     proposals: dict[int, Proposal] = {}
-    if not takes_batches(proposer):
-        for b, (context, judge) in enumerate(zip(contexts, judges, strict=True)):
-            proposals[b] = proposer.propose(
-                target, anchors[b : b + 1], context, block_size, judge.temperature, judge.next_key()
-            )
-    else:
-        for temperature in {judge.temperature for judge in judges}:
-            rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
-            found = proposer.propose_rows(
-                target,
-                anchors[mx.array(rows)],
-                StackedContext([contexts[b] for b in rows]),
-                block_size,
-                temperature,
-                [judges[b].next_key() for b in rows],
-            )
-            proposals |= dict(zip(rows, found, strict=True))
+    for temperature in {judge.temperature for judge in judges}:
+        rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
+        found = proposer.propose_rows(
+            target,
+            anchors if len(rows) == len(judges) else anchors[mx.array(rows)],
+            StackedContext([contexts[b] for b in rows]),
+            block_size,
+            temperature,
+            [judges[b].draft_key() for b in rows],
+            **timed,
+        )
+        proposals |= dict(zip(rows, found, strict=True))
     return [proposals[b] for b in range(len(judges))]
+
+
+def _each(anchors: mx.array) -> list[mx.array]:
+    """Each anchor as an array [1]."""
+    return [anchors[b : b + 1] for b in range(anchors.size)] if anchors.size > 1 else [anchors]
 
 
 def extend_rows(
@@ -101,7 +115,7 @@ def extend_rows(
     taps: mx.array | None,
     positions: Sequence[int],
     keeps: Sequence[int],
-):
+) -> None:
     """Hand each sequence's committed rows to its context.
 
     Args:
@@ -112,12 +126,11 @@ def extend_rows(
         positions (sequence): Absolute position of each sequence's first row.
         keeps (sequence): How many of its rows each sequence keeps.
     """
-    if takes_batches(proposer):
-        layers = proposer.context_rows(taps, mx.array(positions))
-    for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
-        if takes_batches(proposer):
-            rows = [tuple(x[b : b + 1, :, :keep] for x in layer) for layer in layers]
-            context.append(rows, position)
-        else:
+    if len(contexts) == 1 or not takes_batches(proposer):
+        for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
             row_taps = None if taps is None else taps[b : b + 1, :keep]
             proposer.extend(context, tokens[b, :keep], row_taps, position)
+        return
+    layers = proposer.context_rows(taps, mx.array(list(positions)))
+    for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
+        context.append([tuple(x[b : b + 1, :, :keep] for x in layer) for layer in layers], position)

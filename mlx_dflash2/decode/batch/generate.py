@@ -14,15 +14,15 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...drafter.model import Proposer
 from ..defaults import BATCH_MAX_TOKENS, COMPLETION_BATCH_SIZE, PREFILL_STEP_SIZE
-from ..guard import DraftGuard
 from ..judge import Judge
-from ..loop import Decoder
+from ..kv_quantization import KVQuantization
+from ..loop import Loop
 from ..options import GenerationOptions, Sampler
 from ..session import DFlashPromptCache
 from ..stats import Stats
 from ..text import check_prompt, encode_prompt
-from .decoder import BatchDecoder, Row
-from .rollback import check_batchable
+from .caches import check_batchable
+from .decoder import Answer, BatchDecoder
 
 
 def batch_generate(
@@ -126,8 +126,8 @@ def decode_batch(
     return_logprobs: bool = False,
     stream: Any = generation_stream,
     stats: Stats | None = None,
-    on_finish: Callable[[Row], None] = lambda _: None,
-) -> list[Row]:
+    on_finish: Callable[[Answer], None] = lambda _: None,
+) -> list[Answer]:
     """Decode prompts [S] side by side until each gives an EOS token or has its ``max_tokens``.
 
     Args:
@@ -159,30 +159,27 @@ def decode_batch(
     options = _options(count, max_tokens, sampler, logits_processors, seed, shared)
     caches = _caches(count, prompt_caches)
     judges = [Judge(own.sampler, own.logits_processors, own.seed) for own in options]
-    guard, rows = DraftGuard(stats), []
-    for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
-        check_prompt(prompt)
-        decoder = Decoder(
-            model,
-            draft_model,
-            stream,
-            stats,
-            judge=judge,
-            kv_quantization=own.kv_quantization,
-            prompt_cache=cache,
-            block_size=block_size,
-            verify_width=verify_width,
-            guard=guard,
-        )
-        rows.append(Row(decoder, prompt.astype(mx.uint32), own.token_limit))
-    if not rows:
-        return rows
-    check_batchable([row.decoder.cache for row in rows])
-    _check_rotation(model)
-    batch = BatchDecoder(
-        rows,
+    loop = Loop(
+        model,
+        draft_model,
         stream,
         stats,
+        kv_quantization=KVQuantization(),
+        block_size=block_size,
+        verify_width=verify_width,
+    )
+    answers = []
+    for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
+        check_prompt(prompt)
+        sequence = loop.open(judge, cache)
+        answers.append(Answer(sequence, prompt.astype(mx.uint32), own.token_limit))
+    if not answers:
+        return answers
+    check_batchable([answer.sequence.caches for answer in answers])
+    _check_rotation(model)
+    batch = BatchDecoder(
+        loop,
+        answers,
         eos_token_ids,
         batch_size=completion_batch_size,
         prefill_step_size=prefill_step_size,
@@ -192,7 +189,7 @@ def decode_batch(
     )
     with wired_limit(model, [stream]):
         batch.run()
-    return rows
+    return answers
 
 
 def _options(
@@ -254,7 +251,7 @@ class _Progress:
     def __init__(self, total: int, verbose: bool):
         self.finished, self.total, self.verbose = 0, total, verbose
 
-    def __call__(self, _: Row) -> None:
+    def __call__(self, _: Answer) -> None:
         self.finished += 1
         if self.verbose:
             print(
