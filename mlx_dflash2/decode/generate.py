@@ -67,7 +67,8 @@ def dflash_generate_step(
         block_size (int, optional): Rows of the drafter's block, anchor included, at most the
           number that it was trained with; 1 decodes plainly. Default: that number.
         verify_width (int, optional): Rows of the block that the target verifies, from 2 to
-          ``block_size``. Default: ``block_size``.
+          ``block_size``. Default: what should be fastest in each round, 1 included; with a
+          ``seed``, whose draws depend on the widths, ``block_size``.
         max_kv_size (int, optional): Maximum size of the key-value cache; as in mlx-lm it applies
           where no ``prompt_cache`` is given and the model does not make its own caches.
         prompt_cache (list or DFlashPromptCache, optional): The caches of what comes before the
@@ -125,6 +126,7 @@ def generate_tokens(
 ) -> Steps:
     """Generate token ids as :func:`dflash_generate_step`, with options as one object."""
     check_prompt(prompt)
+    judge = Judge(options.sampler, options.logits_processors, options.seed)
     loop = Loop(
         model,
         draft_model,
@@ -133,8 +135,8 @@ def generate_tokens(
         kv_quantization=options.kv_quantization,
         block_size=options.block_size,
         verify_width=options.verify_width,
+        adaptive=judge.is_repeatable_at_any_width,
     )
-    judge = Judge(options.sampler, options.logits_processors, options.seed)
     sequence = loop.open(judge, prompt_cache, options.max_kv_size)
     left = options.token_limit
     try:

@@ -167,6 +167,7 @@ def decode_batch(
         kv_quantization=KVQuantization(),
         block_size=block_size,
         verify_width=verify_width,
+        adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
     )
     answers = []
     for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
