@@ -52,6 +52,11 @@ class Target:
         return _base(self._head_module).weight.shape[0]
 
     @property
+    def num_embeddings(self) -> int:
+        """Rows of the embedding: token ids have to be below."""
+        return _base(self.inner.embed_tokens).weight.shape[0]
+
+    @property
     def shape(self) -> TargetShape:
         return TargetShape(self.inner.norm.weight.shape[0], self.vocab_size, len(self.layers))
 
