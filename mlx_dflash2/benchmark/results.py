@@ -1,4 +1,4 @@
-"""A whole benchmark: the runs, their figures, parity, phases and recall, as one JSON object."""
+"""Measure a whole benchmark: runs, figures, parity, phases and recall, as one JSON object."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -28,14 +28,14 @@ def prepare_drafters(
     dflash1_model: str | None = None,
     no_selector: bool = False,
 ) -> dict[str, Drafter]:
-    """The drafters by the name of their arm.
+    """Make the drafters to compare, by the name of their arm.
 
     Args:
-        drafter (Drafter): As it is stored.
-        source (DrafterSource): Where it came from.
-        bits (sequence of int): Bits to quantize it to at load, for a drafter each.
+        drafter (Drafter): The pair's own, as it is stored.
+        source (DrafterSource): Where it was found.
+        bits (sequence of int): Quantizations at load, a drafter for each.
         dflash1_model (str, optional): Another drafter of the same target.
-        no_selector (bool): Also the first one without its selector.
+        no_selector (bool): Whether to add the pair's own without its selector.
 
     Raises:
         ValueError: if there is no selector to leave out.
@@ -58,7 +58,7 @@ def prepare_drafters(
 def models_of(
     sources: PairSources, dflash1_model: str | None, draft_lm: str | None
 ) -> dict[str, Any]:
-    """Name and fingerprint of every model in use."""
+    """Return name and fingerprint of every model in use."""
     pair = {"target": sources.target, "drafter": sources.drafter}
     found = {role: (source.name, source.folder) for role, source in pair.items()}
     for role, path in (("DFlash 1", dflash1_model), ("draft model", draft_lm)):
@@ -77,14 +77,14 @@ def measure_all(
 
     Args:
         bench (Bench): What to run.
-        recall_stride (int, optional): Tokens of the greedy plain answers from one anchor of the
-          recall table to the next; ``None`` for no table.
+        recall_stride (int, optional): Tokens from one anchor of the recall table to the next, on
+          the greedy plain answers; ``None`` for no table.
         progress (callable): Called with a description before each step.
     """
     samples = bench.run(progress)
     plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
     suites = by_suite(samples, plain_of)
-    results = {
+    return {
         "kind": KIND,
         "format": FORMAT,
         "environment": environment(),
@@ -95,7 +95,6 @@ def measure_all(
         "recall": {} if recall_stride is None else _recall(bench, samples, recall_stride, progress),
         "samples": [asdict(sample) for sample in samples],
     }
-    return results
 
 
 def _plain(arms: Sequence[Arm], arm: Arm) -> Arm:
@@ -105,7 +104,7 @@ def _plain(arms: Sequence[Arm], arm: Arm) -> Arm:
 def _parity(
     bench: Bench, samples: Sequence[Sample], progress: Callable[[str], None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The verdict on every greedy answer of the first trial."""
+    """Compare every greedy answer of the first trial with plain decoding's."""
     first = {(run.arm, run.prompt): run for run in samples if run.trial == 0}
     verdicts: dict[str, list[dict[str, Any]]] = {}
     for arm in bench.arms:
@@ -114,8 +113,8 @@ def _parity(
         progress(f"parity, {arm.label}")
         plain = _plain(bench.arms, arm).label
         for index, prompt in enumerate(bench.prompts):
-            tokens = [first[label, index].tokens for label in (plain, arm.label)]
-            verdict = compare_tokens(bench.model, prompt.tokens, *tokens, arm.rows)
+            expected, found = (first[label, index].tokens for label in (plain, arm.label))
+            verdict = compare_tokens(bench.model, prompt.tokens, expected, found, arm.rows)
             verdicts.setdefault(arm.label, []).append({"prompt": index} | asdict(verdict))
     return verdicts
 
@@ -124,7 +123,7 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     prompt = bench.prompts[0].tokens
     phases = {}
     for arm in bench.arms:
-        # A higher temperature only changes how many rounds there are.
+        # The temperature changes the number of rounds, not their phases.
         if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
             phases[arm.label] = time_phases(bench.model, arm, prompt, bench.settings)
@@ -140,13 +139,14 @@ def _recall(
         for run in samples
         if run.arm == greedy.label and run.trial == 0
     ]
-    # Its rows are those of the same drafter with the selector.
+    # Without a selector, the rows are the same as with it.
     drafters = {name: d for name, d in bench.drafters.items() if not lacks_selector(d)}
     tables = {}
     for name, drafter in drafters.items():
         if all(len(answer) < drafter.block_size for _, answer in texts):
-            text = f"No recall of {name}: every answer is shorter than a block."
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                f"No recall of {name}: every answer is shorter than a block.", stacklevel=2
+            )
             continue
         tables[name] = recall_table(bench.model, drafter, texts, stride, progress)
     return tables

@@ -121,8 +121,9 @@ def load_drafter(
     group_size: int = GROUP_SIZE,
     dtype: mx.Dtype | None = None,
     revision: str | None = None,
+    lazy: bool = False,
 ) -> Drafter:
-    """Load a DFlash 1 or DFlash 2 drafter, fully evaluated.
+    """Load a DFlash 1 or DFlash 2 drafter, fully evaluated unless ``lazy`` is set.
 
     Args:
         path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
@@ -132,6 +133,7 @@ def load_drafter(
             quantized. float16 overflows in these models. Default: ``None``, the dtype of most
             of the checkpoint, with float16 widened to float32.
         revision (str, optional): Revision of the repository. Default: ``None``.
+        lazy (bool): Leave the weights unread until they are needed. Default: ``False``.
 
     Raises:
         FileNotFoundError: if the folder, its config or a weight file is missing.
@@ -140,7 +142,7 @@ def load_drafter(
     """
     _check_options(bits, group_size, dtype)
     source = find_drafter(path_or_hf_repo, revision)
-    return read_drafter(source, bits=bits, group_size=group_size, dtype=dtype)
+    return read_drafter(source, bits=bits, group_size=group_size, dtype=dtype, lazy=lazy)
 
 
 def read_drafter(
@@ -149,6 +151,7 @@ def read_drafter(
     bits: int | None = None,
     group_size: int = GROUP_SIZE,
     dtype: mx.Dtype | None = None,
+    lazy: bool = False,
 ) -> Drafter:
     """Read the weights of a drafter that was found; otherwise as :func:`load_drafter`."""
     check_bits(bits, source)
@@ -163,6 +166,8 @@ def read_drafter(
     if bits is not None:
         quantize(drafter, bits, group_size)
     drafter.eval()
+    if lazy:
+        return drafter
     # This evaluates also derived constants, such as rotation frequencies, which are not
     # parameters. One module at a time, so that its tensors as stored are freed before the next.
     for module in drafter.modules():
