@@ -29,6 +29,7 @@ class Inputs:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.folder = args, Path(args.output_path).expanduser()
+        self._source: Source | None = None
         self._loaded: tuple[nn.Module, TokenizerWrapper] | None = None
         self._loaded_from: tuple[str, bool] | None = None
         self._source: Source | None = None
