@@ -32,8 +32,8 @@ def prepare_drafters(
 
     Args:
         drafter (Drafter): The pair's own, as it is stored.
-        source (DrafterSource): Where it came from.
-        bits (sequence of int): Bits to quantize it to at load, for a drafter each.
+        source (DrafterSource): Where it was found.
+        bits (sequence of int): Quantizations at load, a drafter for each.
         dflash1_model (str, optional): Another drafter of the same target.
         no_selector (bool): Whether to add the pair's own without its selector.
 

@@ -12,6 +12,7 @@ from mlx_lm.utils import load_model
 from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
 from ..checkpoint.load import device_dtype, read_drafter
 from ..decode.defaults import PREFILL_STEP_SIZE
+from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..pairs.find import find_pair
@@ -141,7 +142,6 @@ def read_plan(
             f"The acceptance length is {length} but has to be from 1 to {block}, the drafter's "
             "block."
         )
-    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
     drafter = read_drafter(sources.drafter, bits=draft_bits, dtype=device_dtype(), lazy=True)
     folder = sources.target.fetch(DRAFTER_FILES)
     # A damaged file is refused by name.
@@ -151,7 +151,8 @@ def read_plan(
     check_fit(drafter.args, target.shape)
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
-    return Plan(bind(target), drafter, device, length)
+    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
+    return Plan(target, drafter, device, length)
 
 
 def report(plan: Plan, context: int, bandwidth: float | None, memory: int) -> Iterator[str]:
