@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..drafter import variants
 from ..drafter.model import Drafter
-from ..evaluation.teacher_forced import Forced
+from ..evaluation.teacher_forced import DraftQuality
 
 # Early rows decide: a row four later counts e times less, as in training.
 ROW_DECAY = 4.0
@@ -31,11 +31,11 @@ class Repair:
     drafter: Drafter
     of_selector: bool = False
 
-    def gains(self, before: Forced, after: Forced, most: float = np.inf) -> np.ndarray:
+    def gains(self, before: DraftQuality, after: DraftQuality, most: float = np.inf) -> np.ndarray:
         """Return the gain of the true tokens' log probability at each anchor, in nats.
 
         Args:
-            before, after (Forced): Of the suspect and of the changed drafter, at the same anchors.
+            before, after (DraftQuality): Of the suspect and the changed drafter, anchor by anchor.
             most (float): The most that a single token may gain or lose.
         """
         if self.of_selector:

@@ -15,17 +15,17 @@ from ..decode.stats import LOW_ACCEPTANCE
 from ..drafter.model import Drafter
 from ..evaluation.teacher_forced import (
     CANDIDATES,
-    Forced,
-    Replay,
+    DraftQuality,
+    TextPass,
     acceptance_length,
-    measure,
+    measure_drafts,
     recall,
 )
 from ..targets import Target, bind
 from .repairs import Repair, make_repairs
 
 # A text and an anchor in it.
-Piece = tuple[Replay, int]
+Piece = tuple[TextPass, int]
 
 DEFAULT_ANCHORS = 120
 # A gain is significant from this many standard errors on, over at least so many anchors.
@@ -55,7 +55,7 @@ class Outcome:
     steady: np.ndarray = field(default_factory=lambda: np.empty(0))
     hits: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
 
-    def add(self, before: Forced, after: Forced) -> None:
+    def add(self, before: DraftQuality, after: DraftQuality) -> None:
         """Add the measurements of more anchors."""
         hits = after.chosen[after.among] if self.repair.of_selector else after.best[:, 0]
         self.gains = np.concatenate([self.gains, self.repair.gains(before, after)])
@@ -106,7 +106,7 @@ class Trace:
 
     Attributes:
         drafter: The suspect.
-        forced: What it drafts at the anchors.
+        quality: What it drafts at the anchors.
         outcomes: One for each repair.
         fault: The repair that helps most, if one helps significantly.
         window: Recall of the first row within the drafter's window and past it.
@@ -114,7 +114,7 @@ class Trace:
     """
 
     drafter: Drafter
-    forced: Forced
+    quality: DraftQuality
     outcomes: list[Outcome]
     fault: Outcome | None
     window: tuple[float, float] | None
@@ -122,17 +122,17 @@ class Trace:
 
     def lines(self) -> Iterator[str]:
         """Yield one line a fact, the verdict last."""
-        forced = self.forced
-        yield f"anchors: {len(forced.best)}, teacher forced on the target's own text"
+        quality = self.quality
+        yield f"anchors: {len(quality.best)}, teacher forced on the target's own text"
         count = self.drafter.args.selector_top_k or CANDIDATES
-        yield f"recall@1 by position: {_rates(recall(forced.best))}"
-        yield f"recall@{count} by position: {_rates(recall(forced.among))}"
+        yield f"recall@1 by position: {_rates(recall(quality.best))}"
+        yield f"recall@{count} by position: {_rates(recall(quality.among))}"
         if self.drafter.args.has_selector:
-            chosen = forced.chosen[forced.among].mean() if forced.among.any() else float("nan")
+            chosen = quality.chosen[quality.among].mean() if quality.among.any() else float("nan")
             yield f"selector, told the true token before: right on {chosen:.2f} of true candidates"
         yield (
-            f"acceptance length: best tokens {acceptance_length(forced.best):.2f}, path "
-            f"{acceptance_length(forced.path):.2f}, oracle {acceptance_length(forced.among):.2f}"
+            f"acceptance length: best tokens {acceptance_length(quality.best):.2f}, path "
+            f"{acceptance_length(quality.path):.2f}, oracle {acceptance_length(quality.among):.2f}"
         )
         yield self._window()
         for outcome in sorted(self.outcomes, key=lambda o: -o.gain)[:5]:
@@ -162,7 +162,7 @@ class Trace:
             )
         if self.window is not None and self.window[1] < self.window[0] / 2:
             return "verdict: sliding_window is at fault: drafts are good within it, not past it"
-        first = float(self.forced.best[:, 0].mean())
+        first = float(self.quality.best[:, 0].mean())
         if first < LOW_RECALL:
             return (
                 f"verdict: no known mistake explains a recall@1 of {first:.2f} in the first row; "
@@ -224,8 +224,8 @@ def bisect(
     fault = _best(helpful)
     stage = fault.repair.stage if fault else None
     alike = [o for o in helpful if o is not fault and o.repair.stage == stage]
-    forced = Forced.joined(parts)
-    return Trace(drafter, forced, outcomes, fault, _window(drafter, seen, forced), alike)
+    quality = DraftQuality.joined(parts)
+    return Trace(drafter, quality, outcomes, fault, _window(drafter, seen, quality), alike)
 
 
 def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
@@ -245,8 +245,8 @@ def _pieces(
     pieces: list[Piece] = []
     for prompt, answer in texts:
         if len(answer) > length:
-            replay = Replay(target, [*prompt, *answer], len(prompt), layers)
-            pieces += [(replay, anchor) for anchor in replay.anchors(length)]
+            text = TextPass(target, [*prompt, *answer], len(prompt), layers)
+            pieces += [(text, anchor) for anchor in text.anchors(length)]
     if not pieces:
         raise ValueError(f"A trace needs answers of more than {length} tokens.")
     count = min(num_anchors, len(pieces))
@@ -261,22 +261,22 @@ def _in_order(pieces: Sequence[Piece]) -> list[Piece]:
     return sorted(pieces, key=lambda piece: (id(piece[0]), piece[1]))
 
 
-def _measure(drafter: Drafter, pieces: Sequence[Piece]) -> Forced:
+def _measure(drafter: Drafter, pieces: Sequence[Piece]) -> DraftQuality:
     groups = groupby(pieces, key=lambda piece: piece[0])
-    return Forced.joined(
-        [measure(drafter, replay, [anchor for _, anchor in group]) for replay, group in groups]
+    return DraftQuality.joined(
+        [measure_drafts(drafter, text, [anchor for _, anchor in group]) for text, group in groups]
     )
 
 
 def _window(
-    drafter: Drafter, pieces: Sequence[Piece], forced: Forced
+    drafter: Drafter, pieces: Sequence[Piece], quality: DraftQuality
 ) -> tuple[float, float] | None:
     """Measure the first row's recall at anchors within the drafter's window and past it."""
     size = drafter.context_size
     if size is None:
         return None
     past = np.array([anchor > size for _, anchor in pieces])
-    hits = forced.best[:, 0]
+    hits = quality.best[:, 0]
     if not past.any() or past.all():
         return None
     return float(hits[~past].mean()), float(hits[past].mean())

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import mlx.core as mx
 import mlx_lm
 import pytest
-from support.drafters import V1, write_drafter
+from support.drafters import V1
+from support.saved_models import save_drafter, save_pair
 from support.tiny import DENSE, make_drafter, make_model, plain_tokens
-from support.tiny_pair import save_drafter, save_prompts, save_target
 
 from mlx_dflash2.benchmark import command, results, summary
 from mlx_dflash2.benchmark.arms import Arm, BenchSettings
@@ -26,8 +26,7 @@ from mlx_dflash2.evaluation.prompts import Prompt
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    paths = save_target(folder / "target"), save_drafter(folder / "drafter")
-    return *paths, save_prompts(folder / "prompts.jsonl"), folder
+    return *save_pair(folder), folder
 
 
 def main(monkeypatch, *arguments):
@@ -67,11 +66,13 @@ def test_every_arm_is_in_tables_and_json(run):
 
 def test_greedy_tokens_are_plain_mlx_lms(run, folders):
     _, results = run
-    model, _ = mlx_lm.load(str(folders[0]))
+    model, tokenizer = mlx_lm.load(str(folders[0]))
+    messages = [{"role": "user", "content": "abcd"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     for sample in results["samples"]:
         if "T=" not in sample["arm"] and sample["prompt"] == 0:
             tokens = sample["tokens"]
-            assert tokens == plain_tokens(model, [1, 10, 11, 12, 13, 2], len(tokens))
+            assert tokens == plain_tokens(model, prompt, len(tokens))
     verdicts = [entry["verdict"] for found in results["parity"].values() for entry in found]
     assert verdicts and set(verdicts) == {"identical"}
 
@@ -275,7 +276,7 @@ def test_summary_by_hand():
 
 
 def test_a_dflash_1_drafter_is_an_arm_of_its_own(folders, monkeypatch, tmp_path, capsys):
-    older = write_drafter(tmp_path / "older", V1 | {"num_target_layers": 4, "block_size": 4})
+    older = save_drafter(tmp_path / "older", V1 | {"block_size": 4})
     (tmp_path / "one.jsonl").write_text('"w7 w8"\n')
     main(
         monkeypatch, "--model", folders[0], "--draft-model", folders[1], "--dflash1-model", older,
@@ -328,7 +329,7 @@ def test_recall_of_short_answers_is_left_out_and_said(model):
 
 def test_a_draft_lm_of_other_tokens_is_refused(folders):
     other = SimpleNamespace(vocab_size=513)
-    with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 512 tokens, .* 513; .*$"):
+    with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 508 tokens, .* 513; .*$"):
         command._draft_lm(str(folders[0]), other)
 
 

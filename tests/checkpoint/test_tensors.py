@@ -7,9 +7,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from support.drafters import SPECULATORS, V2, block_of, nested, write_config, write_drafter
+from support.drafters import SPECULATORS, V2, block_of, nested
 from support.folders import refused
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
+from support.saved_models import save_drafter, write_config
 
 from mlx_dflash2.checkpoint.load import load_drafter
 
@@ -20,7 +21,7 @@ WHOLE = {"group_size": 32, "bits": 8}
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_drafter(tmp_path / "drafter")
+    return save_drafter(tmp_path / "drafter")
 
 
 def quantised_modules(drafter) -> set[str]:
@@ -30,7 +31,7 @@ def quantised_modules(drafter) -> set[str]:
 def save(drafter, folder, quantization: dict, config: dict = V2):
     """A pre-quantised checkpoint, as mlx-lm's converter writes one."""
     weights = dict(tree_flatten(drafter.parameters()))
-    return write_drafter(folder, config | {"quantization": quantization}, weights)
+    return save_drafter(folder, config | {"quantization": quantization}, weights)
 
 
 # --- quantised at load
@@ -140,7 +141,7 @@ def test_modes_of_whole_drafters(scheme, folder, tmp_path):
     mode, *numbers = scheme.split()
     entry = {"mode": mode} | dict(zip(("bits", "group_size"), map(int, numbers), strict=False))
     config = nested(selector_rank=64)
-    drafter = load_drafter(write_drafter(tmp_path / "float", config))
+    drafter = load_drafter(save_drafter(tmp_path / "float", config))
     nn.quantize(drafter, **entry)
     again = load_drafter(save(drafter, tmp_path / "stored", entry, config))
     assert len(quantised_modules(again)) == 1 + 9 * 2 + 3
@@ -156,7 +157,7 @@ def test_modes_of_whole_drafters(scheme, folder, tmp_path):
 def test_overrides_by_path(prefix, codebook, tmp_path):
     kept = {"candidate_selector.hidden_projection", "layers.0.self_attn.k_proj"}
     wide = {"layers.1.mlp.up_proj": {"bits": 8, "group_size": 64}}
-    drafter = load_drafter(write_drafter(tmp_path / "float"))
+    drafter = load_drafter(save_drafter(tmp_path / "float"))
     matrices = {n for n, m in drafter.named_modules() if hasattr(m, "to_quantized")}
     nn.quantize(
         drafter,
@@ -175,7 +176,7 @@ def test_overrides_by_path(prefix, codebook, tmp_path):
 
 
 def test_codebooks_and_speculators_configs_of_quantised_drafters(tmp_path):
-    drafter = load_drafter(write_drafter(tmp_path / "float"))
+    drafter = load_drafter(save_drafter(tmp_path / "float"))
     nn.quantize(drafter, class_predicate=lambda path, _: path.endswith("codebook"), **WHOLE)
     again = load_drafter(save(drafter, tmp_path / "stored", WHOLE, SPECULATORS))
     assert {name.split(".")[-1] for name in quantised_modules(again)} == set(CODEBOOKS)

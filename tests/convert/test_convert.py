@@ -11,8 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without, write_drafter
+from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
+from support.saved_models import save_drafter as write_drafter
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.checkpoint import save as export
@@ -114,7 +115,7 @@ def test_config_of_reads_back_equal(name):
         ("rope_parameters", dict(rope_parameters=[{"rope_theta": 1e4}, {"rope_theta": 1e5}])),
         ("selector_rank", dict(selector_rank=0)),
         ("selector_rank", dict(generation=1)),
-        ("num_target_layers", dict(num_target_layers_declared=False)),
+        ("num_target_layers", dict(num_target_layers=6, num_target_layers_declared=False)),
         ("sliding_window", dict(layer_types=[FULL, FULL])),
         ("final_logit_softcapping", dict(final_logit_softcapping=-1.0)),
         ("architectures", dict(generation=3)),

@@ -8,7 +8,7 @@ import sys
 
 import mlx.core as mx
 import pytest
-from support.tiny_pair import save_drafter, save_prompts, save_target
+from support.saved_models import save_drafter, save_pair
 
 from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import environment
@@ -17,9 +17,7 @@ from mlx_dflash2.evaluation.machine import fingerprint
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pair")
-    paths = save_target(folder / "target"), save_drafter(folder / "drafter")
-    return *paths, save_prompts(folder / "prompts.jsonl")
+    return save_pair(tmp_path_factory.mktemp("pair"))
 
 
 def main(monkeypatch, capsys, *arguments):
@@ -60,7 +58,7 @@ def test_plan_reads_no_weights(folders, monkeypatch, capsys):
     graph = io.StringIO()
     mx.export_to_dot(graph, *arrays)
     assert len(arrays) > 50 and graph.getvalue().count('"Load"') == len(arrays)
-    assert lines[0].startswith("fit: the drafter (DFlash 2) taps layers [0, 1, 3] of 4")
+    assert lines[0].startswith("fit: the drafter (DFlash 2) taps layers [1, 3] of 4")
     assert lines[1] == "block: 8 rows with the anchor; window: 16"
     starts = ("memory:", "bytes of a plain step", "bytes of a round", "ceiling at", "verdict:")
     assert [start for start in starts if any(line.startswith(start) for line in lines)] == list(

@@ -8,6 +8,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models import qwen3_5
+from support.saved_models import save_drafter, save_target
 from support.tiny import (
     CONFIGS,
     DENSE,
@@ -16,7 +17,6 @@ from support.tiny import (
     make_drafter,
     make_model,
 )
-from support.tiny_pair import save_drafter, save_target
 
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.checkpoint import files as checkpoint
@@ -114,8 +114,8 @@ def test_bytes_of_the_past(kind, length):
 
 
 def test_context_is_bounded_by_the_window():
-    assert context_bytes(make_drafter(window=16), 2000) == 2 * 15 * 2 * 2 * 16 * 4
-    assert context_bytes(make_drafter(window=None), 30) == 2 * 30 * 2 * 2 * 16 * 4
+    assert context_bytes(make_drafter(window=16), 2000) == 2 * 15 * 2 * 2 * 32 * 4
+    assert context_bytes(make_drafter(window=None), 30) == 2 * 30 * 2 * 2 * 32 * 4
 
 
 def shapes(model) -> dict:

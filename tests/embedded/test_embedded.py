@@ -228,9 +228,7 @@ def test_logits_are_close_to_llama_cpp(pair, gguf):
 
 
 def test_second_call_does_not_build(folder, cache, conversions):
-    start = time.perf_counter()
     assert embedded.target_path(cache) == folder
-    assert time.perf_counter() - start < 0.25
     assert not conversions
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx_lm.tokenizer_utils import load as load_tokenizer
-from support.tiny_pair import save_target
+from support.saved_models import WITHOUT_THINKING, save_target
 
 from mlx_dflash2.evaluation import prompts as data
 
@@ -104,18 +104,20 @@ CHATS = [data.Chat("s", [{"role": "user", "content": "w7 w8"}])]
 
 
 def test_templates_without_thinking(tmp_path):
-    tokenizer = load_tokenizer(save_target(tmp_path / "target"))
+    tokenizer = load_tokenizer(save_target(tmp_path / "t", chat_template=WITHOUT_THINKING))
     (prompt,) = data.encode(CHATS, tokenizer)
-    assert (prompt.suite, prompt.tokens, prompt.text) == ("s", (1, 7, 8, 2), "w7 w8")
+    asked = "<s><|im_start|>user\nw7 w8<|im_end|>\n<|im_start|>assistant\n"
+    assert (prompt.suite, prompt.text) == ("s", "w7 w8")
+    assert tokenizer.decode(prompt.tokens) == asked
     with pytest.raises(ValueError, match="enable_thinking"):
         data.encode(CHATS, tokenizer, "on")
 
 
 def test_thinking_on_and_off(tmp_path):
-    tokenizer = load_tokenizer(save_target(tmp_path / "target", thinking=True))
+    tokenizer = load_tokenizer(save_target(tmp_path / "target"))
     off, on = data.encode(CHATS, tokenizer)
-    assert (off.suite, off.tokens) == ("s", (1, 7, 8, 2))
-    assert (on.suite, on.tokens) == ("s, thinking", (1, 7, 8, 2, 3))
+    assert (off.suite, on.suite) == ("s", "s, thinking")
+    assert tokenizer.decode(on.tokens) == tokenizer.decode(off.tokens) + "<think>"
     assert data.encode(CHATS, tokenizer, "on") == [on]
     assert data.encode(CHATS, tokenizer, "off") == [off]
     assert data.encode(CHATS, tokenizer, "both") == [off, on]

@@ -120,7 +120,7 @@ def test_a_run_may_begin_from_a_drafter(options, trained, make_run, model_folder
     for name in ("num_layers", "block_size", "target_layer_ids", "selector_rank", "selector_top_k"):
         setattr(run.args, name, None)
     drafter = run.training.drafter()
-    assert drafter.block_size == 4 and len(drafter.layers) == 1
+    assert drafter.block_size == 4 and len(drafter.layers) == 2
     assert isinstance(drafter.candidate_selector.predecessor_codebook, FactoredCodebook)
     names = [name for name, _ in tree_flatten(drafter.trainable_parameters())]
     parts = {

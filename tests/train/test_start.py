@@ -116,7 +116,7 @@ def test_an_added_layer_can_be_trained(target):
     (dict(num_layers=1), r"^`num_layers` is 1 but the drafter to start from has 2\.$"),
     (dict(block_size=4), r"^`block_size` is 4 but the drafter to start from has 8\.$"),
     (dict(conv_kernel_size=3), r"^`conv_kernel_size` is 3 but the drafter to start from has 2\.$"),
-    (dict(selector_rank=4), r"^`selector_rank` is 4 but the drafter to start from has 16\.$"),
+    (dict(selector_rank=4), r"^`selector_rank` is 4 but the drafter to start from has 32\.$"),
     (dict(causal=True), r"^`causal` is True but the drafter to start from has False\.$"),
     (dict(target_layer_ids=[0, 1]), r"^`target_layer_ids` is \[0, 1\] but .* has \[.*$"),
     (dict(rope_theta=1e5), r"^`rope_theta` is 100000\.0 but the drafter to start from has .*$"),
@@ -327,7 +327,7 @@ def test_an_unfactored_drafter_is_an_ordinary_one(known, target):
     selector = drafter.candidate_selector
     books = "predecessor_codebook", "successor_codebook"
     for book in books:
-        selector[book].weight = target.embed(ids) @ mx.random.normal((16, HIDDEN)).T
+        selector[book].weight = target.embed(ids) @ mx.random.normal((32, HIDDEN)).T
     names = sorted(name for name, _ in tree_flatten(drafter.trainable_parameters()))
     hidden, expected = drafted(drafter, target)
     best = mx.argmax(target.head(hidden), axis=-1)[0].tolist()

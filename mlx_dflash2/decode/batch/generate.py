@@ -159,6 +159,7 @@ def decode_batch(
         kv_quantization=KVQuantization(),
         block_size=block_size,
         verify_width=verify_width,
+        adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
     )
     answers = []
     for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
