@@ -18,7 +18,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 
-from mlx_dflash2.checkpoint.tensors import quantise
+from mlx_dflash2.checkpoint.tensors import quantize
 from mlx_dflash2.decode.stats import Stats
 from mlx_dflash2.doctor.counted_reads import counted_bytes
 from mlx_dflash2.doctor.plan import Plan
@@ -101,7 +101,7 @@ def build_target(config: dict[str, Any]) -> nn.Module:
 def build_drafter(config: dict[str, Any]) -> Drafter:
     """A drafter with random weights, its large matrices in 4 bits."""
     drafter = Drafter(DrafterArgs.from_dict(config))
-    quantise(drafter, BITS, GROUP_SIZE)
+    quantize(drafter, BITS, GROUP_SIZE)
     return fill(drafter)
 
 

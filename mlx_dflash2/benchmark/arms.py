@@ -10,6 +10,7 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..decode.defaults import PREFILL_STEP_SIZE
 from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
@@ -26,7 +27,7 @@ class BenchSettings:
     max_tokens: int = 128
     top_p: float = 0.0
     top_k: int = 0
-    prefill_step_size: int = 2048
+    prefill_step_size: int = PREFILL_STEP_SIZE
     seed: int = 0
 
 

@@ -16,12 +16,13 @@ from tqdm import tqdm
 
 from ..checkpoint.files import resolve
 from ..checkpoint.load import read_drafter_args
-from ..cli.arguments import add_draft_model_argument, add_model_arguments, load_arguments
+from ..cli.arguments import add_draft_model_argument, add_model_arguments
+from ..cli.build import read_pair
 from ..cli.console import note, run
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import fingerprint
 from ..evaluation.prompts import SUITES, digest, encode, read_chats
-from ..pairs.load import load_pair, pair_paths
+from ..pairs.find import find_pair
 from . import plots
 from .arms import BenchSettings, make_arms
 from .compare import compare, read
@@ -97,9 +98,20 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         choices=("on", "off", "both"),
         help="For chat templates with enable_thinking (default: both for these)",
     )
-    add("--max-tokens", "-m", type=int, default=128, help=f"Tokens per answer {default}")
+    add(
+        "--max-tokens",
+        "-m",
+        type=int,
+        default=BenchSettings.max_tokens,
+        help=f"Tokens per answer {default}",
+    )
     add("--trials", type=int, default=1, help=f"Runs of every prompt {default}")
-    add("--prefill-step-size", type=int, default=2048, help=f"As in mlx_lm {default}")
+    add(
+        "--prefill-step-size",
+        type=int,
+        default=BenchSettings.prefill_step_size,
+        help=f"As in mlx_lm {default}",
+    )
     add("--seed", type=int, default=0, help=f"PRNG seed {default}")
 
 
@@ -129,13 +141,11 @@ def _command(args: argparse.Namespace) -> None:
     settings = _check(args)
     chats = read_chats(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantized ones are further arms.
-    pair = load_pair(**load_arguments(args) | {"draft_bits": None})
-    for token in args.extra_eos_token:
-        pair.tokenizer.add_eos_token(token)
+    sources = find_pair(args.model, args.draft_model)
+    pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
-    _, drafter_path = pair_paths(args.model, args.draft_model)
     drafters = prepare_drafters(
-        pair.drafter, drafter_path, args.draft_bits, args.dflash1_model, args.no_selector
+        pair.drafter, sources.drafter, args.draft_bits, args.dflash1_model, args.no_selector
     )
     longest = max(drafter.block_size for drafter in drafters.values())
     if args.recall and args.max_tokens < longest:
@@ -150,7 +160,7 @@ def _command(args: argparse.Namespace) -> None:
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     with _progress(bench.num_runs + len(arms)) as progress:
         results = measure_all(bench, (args.recall_stride or 4) if args.recall else None, progress)
-    results["models"] = models_of(args.model, args.draft_model, args.dflash1_model, args.draft_lm)
+    results["models"] = models_of(sources, args.dflash1_model, args.draft_lm)
     results["prompts"] = {"sha256": digest(prompts), "count": len(prompts), "from": args.suites}
     results["settings"] = asdict(settings) | {"trials": args.trials, "temps": args.temps}
     results["settings"] |= {"draft_bits": args.draft_bits, "thinking": args.thinking}

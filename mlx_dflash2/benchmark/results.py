@@ -3,20 +3,17 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from ..checkpoint.files import resolve
-from ..checkpoint.load import load_drafter
+from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
 from ..evaluation.machine import environment, fingerprint
 from ..evaluation.parity import compare_tokens
 from ..evaluation.recall import recall_table
+from ..pairs.find import PairSources
 from ..pairs.known import model_name
-from ..pairs.load import pair_paths
 from .arms import Arm, lacks_selector
 from .compare import FORMAT, KIND
 from .measure import Bench, Sample
@@ -26,7 +23,7 @@ from .summary import by_suite, mean_of
 
 def prepare_drafters(
     drafter: Drafter,
-    path: str | Path,
+    source: DrafterSource,
     bits: Sequence[int] = (),
     dflash1_model: str | None = None,
     no_selector: bool = False,
@@ -35,8 +32,8 @@ def prepare_drafters(
 
     Args:
         drafter (Drafter): The pair's own, as it is stored.
-        path (str or Path): Where it was read from.
-        bits (sequence of int): Quantizations at load, a drafter for each.
+        source (DrafterSource): Where it came from.
+        bits (sequence of int): Bits to quantize it to at load, for a drafter each.
         dflash1_model (str, optional): Another drafter of the same target.
         no_selector (bool): Whether to add the pair's own without its selector.
 
@@ -44,10 +41,10 @@ def prepare_drafters(
         ValueError: if there is no selector to leave out.
     """
     name = f"DFlash {drafter.args.generation}"
-    dtype = mx.float32 if mx.default_device() == mx.cpu else None
+    dtype = device_dtype()
     drafters = {name: drafter}
     for number in bits:
-        drafters[f"{name} {number}-bit"] = load_drafter(path, bits=number, dtype=dtype)
+        drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
     if dflash1_model is not None:
         other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
         drafters[other] = load_drafter(dflash1_model, dtype=dtype)
@@ -59,17 +56,17 @@ def prepare_drafters(
 
 
 def models_of(
-    model: str | None, draft_model: str | None, dflash1_model: str | None, draft_lm: str | None
+    sources: PairSources, dflash1_model: str | None, draft_lm: str | None
 ) -> dict[str, Any]:
     """Return name and fingerprint of every model in use."""
-    target, drafter = pair_paths(model, draft_model)
-    paths = {
-        "target": target, "drafter": drafter, "DFlash 1": dflash1_model, "draft model": draft_lm
-    }  # fmt: skip
+    pair = {"target": sources.target, "drafter": sources.drafter}
+    found = {role: (source.name, source.folder) for role, source in pair.items()}
+    for role, path in (("DFlash 1", dflash1_model), ("draft model", draft_lm)):
+        if path is not None:
+            found[role] = path, resolve(path)
     return {
-        role: {"name": model_name(path), "fingerprint": fingerprint(resolve(path))}
-        for role, path in paths.items()
-        if path is not None
+        role: {"name": model_name(name), "fingerprint": fingerprint(folder)}
+        for role, (name, folder) in found.items()
     }
 
 

@@ -15,7 +15,8 @@ from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_chats
 from ..evaluation.teacher_forced import write_text
-from ..pairs.load import load_pair, pair_paths
+from ..pairs.find import find_pair
+from ..pairs.load import load_pair
 from . import environment, plan
 from .chips import find_chip
 from .kernels import DEFAULT_REPEATS, doctor_kernels
@@ -59,8 +60,8 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
-    paths = pair_paths(args.model, args.draft_model)
-    found = plan.read_plan(*paths, args.draft_bits, args.acceptance_length)
+    pair = (args.model, args.draft_model, args.draft_bits)
+    found = plan.read_plan(*pair, args.acceptance_length)
     chip = find_chip(chip_name())
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = int(mx.device_info().get("max_recommended_working_set_size", 0)) or memory_size()
@@ -69,7 +70,10 @@ def _plan(args: argparse.Namespace) -> Iterator[str]:
 
 def _trace(args: argparse.Namespace) -> Iterator[str]:
     chats = read_chats(args.suites, args.limit)
-    pair = load_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
+    sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
+    for text in sources.notes:
+        note(text)
+    pair = load_pair(sources)
     texts = []
     for prompt in encode(chats, pair.tokenizer):
         note(f"target writes: {prompt.suite}")

@@ -9,11 +9,12 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
-from ..checkpoint.files import read_headers, resolve, weight_files
-from ..checkpoint.load import check_bits, check_target, load_drafter, read_drafter_args
-from ..drafter.fit import check_fit
+from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
+from ..checkpoint.load import device_dtype, read_drafter
+from ..decode.defaults import PREFILL_STEP_SIZE
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
+from ..pairs.find import find_pair
 from ..pairs.known import known_target
 from ..targets import Target, bind
 from ..targets.shape import TargetShape
@@ -28,7 +29,6 @@ from .estimated_reads import (
 
 # Means over the five suites that were published with these drafters.
 PUBLISHED_LENGTH = {"Qwen3.8-27B": 4.80, "Muse-Glimmer-30B": 5.70}
-PREFILL_STEP = 2048
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,15 +119,15 @@ def position_rate(length: float, block_size: int) -> float:
 
 
 def read_plan(
-    model: str | Path,
-    draft_model: str | Path,
+    model: str | Path | None,
+    draft_model: str | Path | None,
     draft_bits: int | None = None,
     length: float | None = None,
 ) -> Plan:
     """Load a pair lazily: configs and tensor headers are read, weights are not.
 
     Args:
-        model, draft_model (str or Path): Folders or repositories.
+        model, draft_model (str or Path, optional): As for :func:`find_pair`.
         draft_bits (int, optional): As for :func:`mlx_dflash2.load_drafter`.
         length (float, optional): Acceptance length. Default: the published one, if any.
 
@@ -135,24 +135,23 @@ def read_plan(
         FileNotFoundError, ValueError: as loading the pair would, in one line.
     """
     # The configs alone tell most of what is wrong: weights, if not here yet, come after them.
-    config = check_target(model)
-    args = read_drafter_args(draft_model)
-    check_bits(draft_bits, args, draft_model)
-    check_fit(args, TargetShape.from_config(config))
+    sources = find_pair(model, draft_model, draft_bits=draft_bits)
+    config, args = sources.target.config, sources.drafter.args
+    # A plan needs fields that mlx-lm has defaults for.
+    TargetShape.from_config(config)
     if length is not None and not 1 <= length <= args.block_size:
         raise ValueError(
             f"The acceptance length is {length} but has to be from 1 to {args.block_size}, the "
             "drafter's block."
         )
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    dtype = mx.float32 if device == "cpu" else None
-    drafter = load_drafter(draft_model, bits=draft_bits, dtype=dtype, lazy=True)
-    folder = resolve(model)
+    drafter = read_drafter(sources.drafter, bits=draft_bits, dtype=device_dtype(), lazy=True)
+    folder = sources.target.fetch(DRAFTER_FILES)
     # A damaged file is refused by name.
     read_headers(weight_files(folder, "model*.safetensors"))
     target, _ = load_model(folder, lazy=True)
     if length is None:
-        length = PUBLISHED_LENGTH.get(known_target(draft_model) or "")
+        length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
     return Plan(bind(target), drafter, device, length)
 
 
@@ -206,7 +205,7 @@ def _memory(plan: Plan, context: int, memory: int) -> Iterator[str]:
     layers = dict(tree_flatten([layer.parameters() for layer in plan.target.layers]))
     # The widest layer's activations of one chunk, about four of them alive at once.
     widest = max(value.shape[-2] for value in layers.values() if value.ndim > 1)
-    chunk = 4 * min(PREFILL_STEP, max(context, 1)) * widest * sizes.number
+    chunk = 4 * min(PREFILL_STEP_SIZE, max(context, 1)) * widest * sizes.number
     kept = context_bytes(plan.drafter, context)
     total = target + drafter + sizes.past(context) + kept + chunk
     states = f" and recurrent states {gigabytes(sizes.states)}" if sizes.states else ""

@@ -7,7 +7,7 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from ..checkpoint.card import describe_scheme
-from ..checkpoint.quantization import Quantisation
+from ..checkpoint.quantization import Quantization
 from ..checkpoint.save import config_of, save_drafter
 from ..drafter.model import Drafter
 from .card import make_card, with_results
@@ -69,7 +69,7 @@ def export_drafter(
     drafter.update(tree_map(lambda x: x.astype(mx.bfloat16), drafter.parameters()))
     mx.eval(drafter.parameters())
     if made["bits"] is not None:
-        Quantisation(made["bits"]).apply(drafter)
+        Quantization(made["bits"]).apply(drafter)
     settings = saved.settings
     numbers = {"texts": len(corpus), "tokens": corpus.num_answer_tokens, "steps": saved.step}
     numbers["blocks"] = saved.step

@@ -9,7 +9,8 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import dequantize_model
 
 from .. import embedded
-from ..checkpoint.load import load
+from ..checkpoint.files import Source
+from ..checkpoint.load import find_target, read_target
 from ..evaluation.prompts import Chat
 from ..targets import Target, bind
 from . import prompts
@@ -30,6 +31,7 @@ class Inputs:
         self.args, self.folder = args, Path(args.output_path).expanduser()
         self._loaded: tuple[nn.Module, TokenizerWrapper] | None = None
         self._loaded_from: tuple[str, bool] | None = None
+        self._source: Source | None = None
 
     @property
     def name(self) -> str:
@@ -37,11 +39,18 @@ class Inputs:
         return self.args.model or str(embedded.target_path())
 
     @property
+    def source(self) -> Source:
+        """The target's folder and config."""
+        if self._source is None or self._source.name != self.name:
+            self._source = find_target(self.name)
+        return self._source
+
+    @property
     def loaded(self) -> tuple[nn.Module, TokenizerWrapper]:
         """The target and its tokenizer, read when they are first needed."""
         source = self.name, self.args.dequantize
         if self._loaded is None or self._loaded_from != source:
-            model, tokenizer = load(self.name)
+            model, tokenizer = read_target(self.source)
             if self.args.dequantize:
                 model = dequantize_model(model)
                 # Dequantized weights have the scales' dtype, mostly one of 16 bits.

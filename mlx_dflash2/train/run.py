@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..checkpoint.load import load_drafter
+from ..checkpoint.load import device_dtype, load_drafter
 from ..checkpoint.save import config_of
 from ..drafter.fit import check_fit
 from ..evaluation.prompts import encode
@@ -169,7 +169,7 @@ class Run:
         exported = export.exported_step(self.folder) == step
         if exported:
             # Measure what is exported, quantized as it is.
-            drafter = load_drafter(self.folder / "export", dtype=_cpu_dtype())
+            drafter = load_drafter(self.folder / "export", dtype=device_dtype())
         else:
             drafter, *_ = self.training.trained()
         measured = "export" if exported else "checkpoint"
@@ -193,8 +193,3 @@ class Run:
             note("Plots: " + ", ".join(map(str, save_plots(found, self.folder))))
         except ImportError as error:
             note(f"warning: {error}")
-
-
-def _cpu_dtype() -> mx.Dtype | None:
-    # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
-    return mx.float32 if mx.default_device() == mx.cpu else None

@@ -7,8 +7,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..checkpoint.files import CONFIG_FILES, read_config, resolve
-from ..checkpoint.load import load_drafter, read_drafter_args
+from ..checkpoint.load import DrafterSource, find_drafter, read_drafter
 from ..drafter.args import DrafterArgs
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
@@ -43,6 +42,15 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, inputs: Inputs) -> None:
         self.args, self.inputs, self.folder = args, inputs, inputs.folder
+        self._source: DrafterSource | None = None
+
+    @property
+    def source(self) -> DrafterSource:
+        """Folder and config of the drafter to start from."""
+        name = str(self.args.draft_model)
+        if self._source is None or self._source.name != name:
+            self._source = find_drafter(name)
+        return self._source
 
     def drafter_args(self) -> DrafterArgs:
         """Return the args of the drafter to train.
@@ -54,10 +62,9 @@ class Training:
         chosen = {f.name: getattr(args, f.name, None) for f in fields(Shape)}
         chosen = {name: value for name, value in chosen.items() if value is not None}
         if args.draft_model is None:
-            config = read_config(resolve(self.inputs.name, None, CONFIG_FILES))
             shape: dict[str, Any] = chosen
-            return new_args(Shape(**shape), self.inputs.target, config)
-        old = read_drafter_args(args.draft_model)
+            return new_args(Shape(**shape), self.inputs.target, self.inputs.source.config)
+        old = self.source.args
         if args.factored and old.has_selector and args.only and "selector" not in args.only:
             raise ValueError(
                 f"`factored` changes the selector of {args.draft_model} but `only` is "
@@ -75,7 +82,7 @@ class Training:
         key, known = mx.random.key(args.seed), False
         check_fit(wanted, target.shape)
         if args.draft_model is not None:
-            old = load_drafter(args.draft_model, dtype=mx.float32)
+            old = read_drafter(self.source, dtype=mx.float32)
             drafter, known = from_drafter(old, wanted, key), old.args.has_selector
         else:
             drafter = new_drafter(wanted, key)

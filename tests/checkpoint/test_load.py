@@ -152,7 +152,7 @@ def test_a_drafter_is_no_target(tmp_path):
     [
         (dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3"), "Qwen3ForCausalLM"),
         (dict(model_type="qwen3_5_mtp"), "qwen3_5_mtp"),
-        ({}, "no known kind"),
+        ({}, "unknown kind"),
     ],
     ids=["language model", "other head", "empty config"],
 )

@@ -310,9 +310,9 @@ def test_max_kv_size_says_so_where_it_has_no_effect():
     [
         (SLIDING, dict(kv_bits=4), "`kv_bits` is 4.*RotatingKVCache"),
         (DENSE, dict(kv_bits=4, max_kv_size=64), "`kv_bits` is 4.*RotatingKVCache"),
-        (DENSE, dict(kv_bits=7), "`kv_bits` has to be .* but is 7"),
-        (DENSE, dict(kv_bits=4, kv_group_size=48), "`kv_group_size` .* 48"),
-        (DENSE, dict(kv_bits=4, kv_group_size=64), "`kv_group_size` is 64 but .* 32 channels"),
+        (DENSE, dict(kv_bits=7), "`kv_bits` is 7 but has to be"),
+        (DENSE, dict(kv_bits=4, kv_group_size=48), "`kv_group_size` is 48 but has to be"),
+        (DENSE, dict(kv_bits=4, kv_group_size=64), "`kv_group_size` is 64 but has to divide 32"),
         (DENSE, dict(sampler=make_sampler(1.0, top_k=VOCAB)), "`top_k` is 512 .* below 512"),
         (DENSE, dict(sampler=make_sampler(1.0), seed=-1), "`seed` is -1"),
     ],
@@ -324,7 +324,7 @@ def test_what_mlx_lm_cannot_do_is_refused_at_once(kind, options, message):
 
 
 def test_a_batched_prompt_is_refused():
-    with pytest.raises(ValueError, match=r"`prompt`.*one row.*\(2, 3\)"):
+    with pytest.raises(ValueError, match=r"`prompt` is of shape \(2, 3\).*one row"):
         next(dflash_generate_step(mx.zeros((2, 3), mx.int32), model_of(DENSE), make_drafter()))
 
 

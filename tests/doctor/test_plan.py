@@ -262,7 +262,7 @@ def test_bits_for_a_quantised_drafter_are_refused(target, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     config["quantization"] = {"bits": 4, "group_size": 32}
     (folder / "config.json").write_text(json.dumps(config))
-    assert "already quantised" in both_refuse(target, folder, 4)
+    assert "already quantized" in both_refuse(target, folder, 4)
 
 
 @pytest.mark.parametrize(

@@ -297,7 +297,9 @@ def test_other_model_is_refused(gguf, monkeypatch, tmp_path):
         return {}, {"general.architecture": "gemma"}
 
     monkeypatch.setattr(embedded.mx, "load", other)
-    with pytest.raises(ValueError, match=r"`general\.architecture` is 'gemma', not 'llama'"):
+    with pytest.raises(
+        ValueError, match=r"`general\.architecture` is 'gemma' but has to be 'llama'"
+    ):
         embedded.target_path(tmp_path)
 
 
