@@ -79,7 +79,7 @@ def _round(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int
     # The round begins from the prompt's last token, whatever the target would have chosen.
     decision.tokens, decision.taken = [prompt[-1]], 1
     loop.settle()
-    round_ = loop.launch([sequence], sequence.caches, [width])
+    round_ = loop.launch([sequence], sequence.caches, [width], lazy=True)
     host, _ = sequence.judge.at_once(round_.proposals[0], round_.rows_of_logits[0], None)
     states = [value for layer in sequence.caches for _, value in tree_flatten(layer.state)]
     arrays = [value for value in states if isinstance(value, mx.array)]
