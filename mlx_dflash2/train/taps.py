@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -52,7 +52,7 @@ class ComputedTaps:
         tokens = mx.array(padded_tokens(self.corpus, texts, length))
         # Padding comes after the texts: none of their rows attends to it.
         out = self.target.forward(tokens, self.target.make_cache(), self.layers)
-        return TextTaps(out.taps, out.hidden if self.final else None)
+        return TextTaps(cast(mx.array, out.taps), out.hidden if self.final else None)
 
 
 class CachedTaps:
