@@ -42,7 +42,7 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("--chip", "eacs", "the chip of oMLX's Mac, such as M4 Max; default: this one's", {}),
     ("--omlx-version", "eacs", "default: asked from the server, or found on this machine", {}),
     ("--log", "cs", "read the log: oMLX's own, or this file", {"nargs": "?", "const": ""}),
-    ("--draft-bits", "ea", "quantization at load: 2, 4 (default), 8 or none", {}),
+    ("--draft-bits", "ea", "quantization at load; default: 4", {"choices": "2 4 8 none".split()}),
     ("--draft-group-size", "ea", "its group size", {"type": int, "default": 64}),
     ("--draft-activation-bits", "ea", "default: 32 on M1 and M2, else 16", {"type": int}),
     (
@@ -100,6 +100,8 @@ def _change_file(args: argparse.Namespace) -> None:
             f"a server answers on {args.url}: oMLX would overwrite the file; stop it, or use apply "
             "or disable --running (--url names another port, if this is not oMLX)"
         )
+    if running and not change.empty:
+        _warn(f"a server answers on {args.url}: stop it before --write, or use apply")
     if wanted:
         _warn(f"nothing answers on {args.url}; if oMLX runs on another port, stop it now")
         backup = write_change(file, change)
@@ -142,7 +144,7 @@ def _plan(
         server.server_id(listed, target.model_id, target.folder) if listed else target.model_id,
         str(drafter),
         chip=chip,
-        quant=None if bits == "none" else json.loads(bits),
+        quant=None if bits == "none" else int(bits),
         group_size=args.draft_group_size,
         activation_bits=args.draft_activation_bits,
         quantized_target=pair.target_quantized,
@@ -152,10 +154,10 @@ def _plan(
     )
     ((_, entry),) = settings["models"].items()
     check_entry(entry, pair)
-    if args.json or (args.command == "export" and not args.diff):
-        print(json.dumps(settings, indent=2, ensure_ascii=False))
     off = [*args.turn_off, *(("mtp_enabled", "vlm_mtp_enabled") if args.replace_mtp else ())]
     change = plan_export(place, models, settings, unset=args.unset, turn_off=off)
+    if args.json or (args.command == "export" and not args.diff):
+        print(json.dumps(settings, indent=2, ensure_ascii=False))
     # What a server returned itself is known to it.
     notes = omlx.notes(entry if listed else change.after or {}, pair.model_type)
     return replace(change, warnings=(*target.warnings, *notes, *change.warnings))

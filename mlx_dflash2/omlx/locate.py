@@ -35,13 +35,13 @@ class OmlxVersion(NamedTuple):
             parse_version(given)
             return cls(given, "--omlx-version")
         asked = Admin(url).version() if server_answers(url) else None
-        found = cls(asked, url) if asked else next(_installed(), None)
+        assumed = cls(NEWEST_OMLX, "assumed")
+        found = cls(asked, url) if asked else next(_installed(), assumed)
         try:
-            parse_version(found.number if found else "")
+            parse_version(found.number)
         except ValueError:
-            keys = found.keys if found else frozenset()
-            return cls(NEWEST_OMLX, f"assumed, found {found}", keys)
-        return found or cls(NEWEST_OMLX, "")
+            return cls(NEWEST_OMLX, f"assumed, found {found}", found.keys)
+        return found
 
     def check(self) -> None:
         """Refuse a version that cannot load a DFlash 2 drafter."""

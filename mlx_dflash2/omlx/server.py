@@ -109,7 +109,8 @@ def split_url(url: str) -> tuple[bool, str, int]:
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         secure = parts.scheme == "https"
-        if parts.hostname and (secure or parts.scheme == "http") and url.isprintable():
+        plain = url.isprintable() and " " not in url
+        if parts.hostname and (secure or parts.scheme == "http") and plain:
             return secure, parts.hostname, parts.port or (443 if secure else 80)
     raise ValueError(f"url: found {url!r}, allowed: such as {DEFAULT_URL}")
 

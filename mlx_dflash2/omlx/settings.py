@@ -210,8 +210,8 @@ def check_model_id(model_id: str) -> None:
     """Refuse an id that oMLX could not know a model by."""
     if not model_id or "/" in model_id or model_id.startswith(".") or not _is_unicode(model_id):
         raise ValueError(
-            f"target: found {model_id!r}, allowed: the name of the model's folder, or Org--Name "
-            "for a model in the hub cache (oMLX never finds an id with '/')"
+            f"target: found {model_id!r}, allowed: the name of the model's folder, in valid "
+            "Unicode and without '/', or Org--Name for a model in the hub cache"
         )
 
 

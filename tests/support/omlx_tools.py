@@ -128,7 +128,7 @@ def make_base(root: Path, text: str | None = None) -> Path:
 
 
 class FakeServer:
-    """oMLX's admin interface over one settings file, as its routes are described."""
+    """oMLX's admin interface, for what a real server cannot be made to do."""
 
     def __init__(self, folder: Path, key: str | None = "sk-secret", knows_block: bool = True):
         self.key, self.knows_block = key, knows_block
@@ -142,6 +142,7 @@ class FakeServer:
         self.calls: list[str] = []
         self.puts: list[dict[str, Any]] = []
         self.forget_on_reload: str | None = None
+        self.version: str | None = "0.7.0"
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -170,7 +171,10 @@ class FakeServer:
         self.calls.append(f"{request.command} {unquote(request.path)}")
         cookie = "omlx_admin_session=good" in (request.headers.get("Cookie") or "")
         headers = {}
-        if request.path == "/admin/api/login":
+        if request.path == "/openapi.json":
+            title = "oMLX API" if self.version else "Another"
+            status, reply = 200, {"info": {"title": title, "version": self.version}}
+        elif request.path == "/admin/api/login":
             status, reply = self._login(body)
             if status == 200:
                 headers["Set-Cookie"] = "omlx_admin_session=good; HttpOnly; SameSite=lax"
