@@ -1,9 +1,7 @@
 """What an export or its undo makes of one model's settings, in a file or on a server.
 
-What exports changed is kept outside oMLX's files, so that it can be given back whichever way the
-change was made. A record maps each changed key to {"before": ..., "after": ...}; a side is
-missing where the key was. The records of a model are in one file, each with the place, a file or
-a server, that was changed.
+What exports changed is kept outside oMLX's files, in one file for each model. A record maps each
+changed key to {"before": ..., "after": ...}; a side is missing where the key was.
 """
 
 import difflib
@@ -100,13 +98,12 @@ def plan_export(
         raise ValueError(f"models: found {len(settings['models'])} entries to merge, allowed: 1")
     ((model_id, ours),) = settings["models"].items()
     check_model_id(model_id)
-    for what, names, allowed in (
-        ("settings key", ours, REMOVABLE),
-        ("--unset", unset, REMOVABLE - ours.keys()),
-        ("--turn-off", turn_off, SWITCHES),
-    ):
-        for name in names:
-            check_name(what, name, allowed)
+    for key in ours:
+        check_name("settings key", key, REMOVABLE)
+    for key in unset:
+        check_name("--unset", key, REMOVABLE - ours.keys())
+    for key in turn_off:
+        check_name("--turn-off", key, SWITCHES)
     before = models.get(model_id) or {}
     kept = {k: False if v and k in turn_off else v for k, v in before.items() if k not in unset}
     # Ours turn MTP off too, but nobody's setting goes without being asked for.
@@ -164,16 +161,15 @@ def plan_disable(
 
 def entry_warnings(models: Mapping[str, Entry], model_id: str) -> list[str]:
     """List what is not an error in a model's settings but may surprise."""
-    entry, lines = models[model_id], []
-    if profile := entry.get("active_profile_name"):
-        lines.append(f"active_profile_name is {profile!r}: applying it may overwrite the settings")
-    if entry.get("dflash_verify_mode") in ("ddtree", "off"):
-        lines.append("dflash_verify_mode: DFlash 2 is meant for 'dflash'")
+    entry = models[model_id]
+    profile, mode = entry.get("active_profile_name"), entry.get("dflash_verify_mode")
+    lines = [f"active_profile_name: {profile!r} may overwrite these settings"] if profile else []
+    lines += [f"dflash_verify_mode: {mode} is not for DFlash 2"] * (mode in ("ddtree", "off"))
     for name, other in models.items():
         if name != model_id:
             lines += [f"{name} is lost at oMLX's next save: {line}" for line in refusals(other)]
-            if other.get("dflash_enabled") is True:
-                lines.append(f"{name} has DFlash on too: oMLX's DFlash engine runs one at a time")
+            on = other.get("dflash_enabled") is True
+            lines += [f"{name} has DFlash on too: oMLX's DFlash engine runs one at a time"] * on
     return lines
 
 
@@ -219,13 +215,10 @@ def _record_path(model_id: str, undo_dir: Path | None) -> Path:
 
 
 def _read_records(path: Path) -> list[tuple[str, Record]]:
-    raw = read_bytes(path)
     try:
-        items = [] if raw is None else json.loads(raw)["records"]
-        records = [(str(item["place"]), dict(item["changed"])) for item in items]
-        if all(isinstance(side, dict) for _, record in records for side in record.values()):
-            return records
-        raise ValueError("it was not written by this program")
+        items = json.loads(path.read_bytes())["records"] if path.exists() else []
+        changed = [{key: dict(side) for key, side in item["changed"].items()} for item in items]
+        return [(str(item["place"]), record) for item, record in zip(items, changed, strict=True)]
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"undo record {path}: cannot be read ({error!r}); move it away") from None
 
@@ -236,5 +229,4 @@ def _write_records(path: Path, records: list[tuple[str, Record]]) -> None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    raw = json.dumps({"records": items}, indent=2).encode("utf-8")
-    replace_file(path, raw, read_bytes(path))
+    replace_file(path, json.dumps({"records": items}, indent=2).encode("utf-8"), read_bytes(path))

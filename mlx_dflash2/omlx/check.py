@@ -118,7 +118,7 @@ def check_settings(
         return [f"models: no entry {model_id!r}{hint}"], []
     entry = models[model_id]
     problems = refusals(entry) + value_problems(entry)
-    notes = [*target.warnings, *entry_warnings(models, model_id)]
+    notes = [*filter(None, [target.note]), *entry_warnings(models, model_id)]
     if not entry.get("dflash_enabled"):
         problems.append("dflash_enabled: found false, allowed: true")
     try:
@@ -152,7 +152,7 @@ def status_row(
     log: LoggedModel,
     omlx: OmlxVersion,
     chip: str | None,
-) -> tuple[str, ...]:
+) -> tuple[str, str, str, str, str, str]:
     """Tell of a model: DFlash, drafter, quantization, acceptance, and what is to do."""
     entry = models.get(target.model_id, {})
     if not entry.get("dflash_enabled"):

@@ -18,7 +18,7 @@ from .check import check_entry, check_pair, check_settings, status_row
 from .file import SETTINGS_NAME, read_settings, write_change
 from .locate import ListedModel, OmlxVersion, base_dir, discover, find_drafter, find_target
 from .log import LoggedModel, find_log, log_lines, read_log
-from .settings import chip_generation, model_settings
+from .settings import model_settings
 
 COMMANDS = {
     "export": "show the settings and the change to oMLX's file; --write makes it",
@@ -59,8 +59,7 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("--replace-mtp", "ea", "turn MTP off; disable gives it back", _FLAG),
     ("--json", "ea", "print only the settings", _FLAG),
     ("--diff", "ead", "print only the change", _FLAG),
-    ("--write", "ead", "make the change, do not ask", _FLAG),
-    ("--yes", "ead", "the same as --write", _FLAG | {"dest": "write"}),
+    ("--write --yes", "ead", "make the change, do not ask", _FLAG),
     ("--dry-run", "a", "only show the change", _FLAG),
     ("--no-reload", "a", "leave models loaded", _FLAG),
     ("--off-only", "d", "keep the other DFlash keys", _FLAG),
@@ -79,78 +78,83 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=words, description=words)
         for flag, letters, meaning, options in _FLAGS:
             if name[0] in letters:
-                command.add_argument(flag, help=meaning, **options)
+                command.add_argument(*flag.split(), help=meaning, **options)
     return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the command line; the exit status is not 0 if DFlash would not run, or did not."""
     args = setup_arg_parser().parse_args(argv)
-    commands = {"apply": _change_server, "check": _check, "status": _status}
-    change = _change_server if getattr(args, "running", False) else _change_file
-    console.run(lambda: commands.get(args.command, change)(args))
+    command = {"check": _check, "status": _status}.get(args.command, _change)
+    console.run(lambda: command(args))
 
 
-def _change_file(args: argparse.Namespace) -> None:
-    file = read_settings(base_dir(args.base_path) / SETTINGS_NAME)
-    change = _plan(args, str(file.path), file.models)
-    wanted, running = _wanted(args, change), server.server_answers(args.url)
-    if wanted and running:
-        raise ValueError(
-            f"a server answers on {args.url}: oMLX would overwrite the file; stop it, or use apply "
-            "or disable --running (--url names another port, if this is not oMLX)"
-        )
+def _change(args: argparse.Namespace) -> None:
+    """Export, apply or disable: plan a change, show it, and make it if that is wanted."""
+    admin = listed = None
+    if args.command == "apply" or getattr(args, "running", False):
+        # Which folder and id a server means is checked with the server, not by its directories.
+        base = Path(args.base_path or "~/.omlx").expanduser()
+        admin = _session(args)
+        place, listed = admin.url, admin.models()
+        models = {name: server.stored_settings(model) for name, model in listed.items()}
+    else:
+        base = base_dir(args.base_path)
+        file = read_settings(base / SETTINGS_NAME)
+        place, models = str(file.path), file.models
+    change = _plan(args, base, place, models, listed)
+    wanted, running = _wanted(args, change), admin is None and server.server_answers(args.url)
     if running and not change.empty:
-        _warn(f"a server answers on {args.url}: stop it before --write, or use apply")
-    if wanted:
+        advice = f"a server answers on {args.url} and would overwrite the file: stop it, or use "
+        advice += "apply or disable --running (--url names another port, if it is not oMLX)"
+        if wanted:
+            raise ValueError(advice)
+        _warn(advice)
+    if wanted and admin is not None:
+        minutes = server.CHANGE_SECONDS / 60
+        console.note(f"{admin.url} may load models again: waiting up to {minutes:.0f} minutes")
+        server.send_change(admin, change, reload=not getattr(args, "no_reload", True))
+        console.note(f"{admin.url} has these settings and has kept them")
+    elif wanted:
         _warn(f"nothing answers on {args.url}; if oMLX runs on another port, stop it now")
         backup = write_change(file, change)
         console.note(f"written: {file.path}" + (f"; backup: {backup.name}" if backup else ""))
 
 
-def _change_server(args: argparse.Namespace) -> None:
-    admin = _session(args)
-    listed = admin.models()
-    models = {name: server.stored_settings(model) for name, model in listed.items()}
-    change = _plan(args, admin.url, models, listed)
-    if _wanted(args, change):
-        minutes = server.CHANGE_SECONDS / 60
-        console.note(f"{admin.url} may load models again: waiting up to {minutes:.0f} minutes")
-        server.send_change(admin, change, reload=not getattr(args, "no_reload", True))
-        console.note(f"{admin.url} has these settings and has kept them")
-
-
 def _plan(
     args: argparse.Namespace,
+    base: Path,
     place: str,
     models: Mapping[str, Entry],
-    listed: Mapping[str, dict[str, Any]] | None = None,
+    listed: Mapping[str, dict[str, Any]] | None,
 ) -> SettingsChange:
-    """Plan what a command changes in a file, or on the server that has these models."""
     if args.command == "disable":
         # A model may be gone from the disk while its settings are still there.
         here = not args.model_id and Path(args.model).expanduser().is_dir()
-        model_id = _target(args).model_id if here else args.model_id or args.model
+        model_id = args.model_id or args.model
+        model_id = find_target(args.model, _model_dirs(args, base)).model_id if here else model_id
         model_id = model_id if listed is None else server.server_id(listed, model_id, None)
         return plan_disable(place, models, model_id, off_only=args.off_only)
-    omlx, target, drafter = _omlx(args), _target(args), find_drafter(args.draft_model)
+    omlx = OmlxVersion.find(args.omlx_version, args.url)
     omlx.check()
-    pair = check_pair(target.folder or Path(), drafter)
-    # Where it drafts inside its batched engine, the chip decides nothing.
-    chip = _chip(args) or ("M3" if omlx.drafts_batched(pair.model_type) else None)
+    target = find_target(args.model, _model_dirs(args, base), args.model_id)
+    drafter = find_drafter(args.draft_model)
+    pair = check_pair(target.folder or base, drafter)
     bits = args.draft_bits or ("none" if pair.drafter_quantized else "4")
-    names = ("block_size", "verify_mode", "max_ctx")
     settings = model_settings(
         server.server_id(listed, target.model_id, target.folder) if listed else target.model_id,
         str(drafter),
-        chip=chip,
+        # Where it drafts inside its batched engine, the chip decides nothing.
+        chip=_chip(args) or ("M3" if omlx.drafts_batched(pair.model_type) else None),
         quant=None if bits == "none" else int(bits),
+        block_size=args.block_size,
         group_size=args.draft_group_size,
         activation_bits=args.draft_activation_bits,
+        verify_mode=args.verify_mode,
+        max_ctx=args.max_ctx,
         quantized_target=pair.target_quantized,
         drafter_block_size=pair.block_size,
         options=dict(map(_option, args.set)),
-        **{name: getattr(args, name) for name in names},
     )
     ((_, entry),) = settings["models"].items()
     check_entry(entry, pair)
@@ -160,7 +164,8 @@ def _plan(
         print(json.dumps(settings, indent=2, ensure_ascii=False))
     # What a server returned itself is known to it.
     notes = omlx.notes(entry if listed else change.after or {}, pair.model_type)
-    return replace(change, warnings=(*target.warnings, *notes, *change.warnings))
+    notes += [target.note] if target.note else []
+    return replace(change, warnings=(*notes, *change.warnings))
 
 
 def _wanted(args: argparse.Namespace, change: SettingsChange) -> bool:
@@ -184,13 +189,18 @@ def _check(args: argparse.Namespace) -> None:
     good, names = True, [args.model_id] if args.model_id else []
     models: dict[str, Entry] = {}
     if args.model or args.log is None:
-        path, models = _settings(args)
+        base = base_dir(args.base_path)
+        path, _, document = read_settings(base / SETTINGS_NAME)
+        models = document["models"]
         on = [name for name, entry in models.items() if entry.get("dflash_enabled")]
         if not (on or args.model):
             raise ValueError(f"{path}: no model has DFlash on")
-        omlx, chip = _omlx(args), _chip(args)
+        omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
         drafter = find_drafter(args.draft_model) if args.draft_model else None
-        targets = [_target(args, name) for name in ([args.model] if args.model else on)]
+        dirs = _model_dirs(args, base)
+        targets = [
+            find_target(k, dirs, args.model_id) for k in ([args.model] if args.model else on)
+        ]
         names = [target.model_id for target in targets]
         for target in targets:
             problems, notes = check_settings(models, target, omlx, drafter=drafter, chip=chip)
@@ -211,12 +221,12 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def _status(args: argparse.Namespace) -> None:
-    path, models = _settings(args)
-    listed, omlx, chip = discover(_model_dirs(args)), _omlx(args), _chip(args)
-    logged = _logged(args, models) if args.log or find_log(path.parent).is_file() else {}
-    rows: list[tuple[str, ...]] = [
-        ("model", "DFlash", "drafter", "quantized", "acceptance", "to do")
-    ]
+    base = base_dir(args.base_path)
+    path, _, document = read_settings(base / SETTINGS_NAME)
+    models, listed = document["models"], discover(_model_dirs(args, base))
+    omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
+    logged = _logged(args, models) if args.log or find_log(base).is_file() else {}
+    rows = [("model", "DFlash", "drafter", "quantized", "acceptance", "to do")]
     for name in sorted({*models, *listed}):
         target, log = ListedModel(name, listed.get(name)), logged.get(name, LoggedModel())
         rows.append(status_row(models, target, log, omlx, chip))
@@ -224,11 +234,6 @@ def _status(args: argparse.Namespace) -> None:
     for row in rows:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
     console.note(f"{path} as read by {omlx}")
-
-
-def _settings(args: argparse.Namespace) -> tuple[Path, dict[str, Entry]]:
-    path, _, document = read_settings(base_dir(args.base_path) / SETTINGS_NAME)
-    return path, document["models"]
 
 
 def _logged(args: argparse.Namespace, models: Mapping[str, Entry]) -> dict[str, LoggedModel]:
@@ -265,38 +270,21 @@ def _read_key(key_file: str | None) -> str:
             raise ValueError("no API key was given; --key-file names a file with it") from None
 
 
-def _target(args: argparse.Namespace, name: str | None = None) -> ListedModel:
-    return find_target(name or args.model, _model_dirs(args), args.model_id)
-
-
-def _model_dirs(args: argparse.Namespace) -> list[Path]:
-    given = args.model_dir or os.environ.get("OMLX_MODEL_DIR", "").split() or None
-    if given is None:
-        # Which folder a server means is checked with the server, not by its directories.
-        remote = args.command == "apply" or getattr(args, "running", False)
-        base = args.base_path or "~/.omlx" if remote else base_dir(args.base_path)
-        given = [Path(base) / "models"]
+def _model_dirs(args: argparse.Namespace, base: Path) -> list[Path]:
+    given = args.model_dir or [os.environ.get("OMLX_MODEL_DIR") or base / "models"]
     return [Path(path).expanduser() for path in given]
-
-
-def _omlx(args: argparse.Namespace) -> OmlxVersion:
-    return OmlxVersion.find(args.omlx_version, args.url)
 
 
 def _chip(args: argparse.Namespace) -> str | None:
     if args.chip is None and sys.platform == "darwin":
         from ..evaluation.machine import chip_name
 
-        args.chip = chip_name()
-    if args.chip is not None:
-        chip_generation(args.chip)
+        return chip_name()
     return args.chip
 
 
 def _option(text: str) -> tuple[str, Any]:
-    key, sign, value = text.partition("=")
-    if not sign:
-        raise ValueError(f"--set: found {text!r}, allowed: KEY=JSON, such as dflash_max_ctx=8192")
+    key, _, value = text.partition("=")
     try:
         return key, json.loads(value)
     except ValueError:

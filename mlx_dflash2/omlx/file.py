@@ -14,7 +14,6 @@ from .store import create_file, read_bytes, replace_file
 
 SETTINGS_NAME = "model_settings.json"
 _KEPT_BACKUPS = 10
-_KINDS = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
 
 
 class SettingsFile(NamedTuple):
@@ -42,9 +41,6 @@ def merge_settings(
         turn_off (collection): Switches to turn off that cannot be on beside DFlash, such as MTP.
         undo_dir (Path, optional): Where records are kept. Default: ``~/.mlx_dflash2/omlx``.
 
-    Returns:
-        SettingsChange: What changes; nothing is written if nothing does.
-
     Raises:
         ValueError: If the file must not be edited, or oMLX would not run DFlash from it.
         OSError: If a file cannot be read or written.
@@ -59,21 +55,15 @@ def merge_settings(
 def disable_settings(
     path: str | Path, model_id: str, *, write: bool = False, **options: Any
 ) -> SettingsChange:
-    """Switch DFlash off for one model and give back what exports changed.
+    """Switch DFlash off for a model in a settings file, and give back what exports changed.
 
     Args:
-        path (Path): ``model_settings.json`` of a stopped oMLX.
+        path, write, undo_dir: As for :func:`merge_settings`.
         model_id (str): The model.
-        write (bool): Write the file. Default: ``False``.
         off_only (bool): Keep the other DFlash keys, which do nothing while DFlash is off.
-        undo_dir (Path, optional): As for :func:`merge_settings`.
-
-    Returns:
-        SettingsChange: What changes.
 
     Raises:
-        ValueError: If the file must not be edited.
-        OSError: If a file cannot be read or written.
+        ValueError, OSError: As for :func:`merge_settings`.
     """
     file = read_settings(Path(path))
     change = plan_disable(str(file.path), file.models, model_id, **options)
@@ -90,8 +80,8 @@ def write_change(file: SettingsFile, change: SettingsChange) -> Path | None:
     """
     if change.empty:
         return None
-    models = {**file.models, change.model_id: change.after}
-    models = {name: entry for name, entry in models.items() if entry is not None}
+    merged = {**file.models, change.model_id: change.after}
+    models = {name: entry for name, entry in merged.items() if entry is not None}
     seconds, rest = divmod(time.time_ns(), 10**9)
     stamp = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(seconds))}-{rest:09d}"
     backup = file.path.with_name(f"{file.path.name}.backup-{stamp}")
@@ -116,12 +106,11 @@ def read_settings(path: Path) -> SettingsFile:
     """Read a settings file, or the one that a symbolic link leads to."""
     real = Path(os.path.realpath(path))
     raw = read_bytes(real)
-    if raw is None:
-        if not real.parent.is_dir():
-            raise FileNotFoundError(f"{real.parent}: no such folder; start oMLX once to create it")
-        return SettingsFile(real, None, {"version": 1, "models": {}})
+    if raw is None and not real.parent.is_dir():
+        raise FileNotFoundError(f"{real.parent}: no such folder; start oMLX once to create it")
     try:
-        return SettingsFile(real, raw, parse_document(raw))
+        empty = b'{"version": 1, "models": {}}'
+        return SettingsFile(real, raw, parse_document(empty if raw is None else raw))
     except ValueError as error:
         raise ValueError(f"{real}: {error}; left untouched") from None
 
@@ -138,9 +127,8 @@ def parse_document(raw: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"found text that cannot be read ({error}), allowed: UTF-8 JSON") from None
     _check_object("document", document)
-    if type(document.get("version")) is not int or document["version"] != 1:
-        found = json.dumps(document["version"]) if "version" in document else "no such key"
-        raise ValueError(f"version: found {found}, allowed: 1")
+    if json.dumps(document.get("version")) != "1":
+        raise ValueError(f"version: found {json.dumps(document.get('version'))}, allowed: 1")
     _check_object("models", document.get("models"))
     for model_id, entry in document["models"].items():
         # One entry that is not an object makes oMLX forget the settings of every model.
@@ -159,8 +147,7 @@ def dump_document(document: Any) -> bytes:
 
 def _check_object(name: str, value: Any) -> None:
     if not isinstance(value, dict):
-        found = "null" if value is None else _KINDS.get(type(value), "a number")
-        raise ValueError(f"{name}: found {found}, allowed: an object")
+        raise ValueError(f"{name}: found {json.dumps(value)[:40]}, allowed: an object")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -34,9 +34,8 @@ class OmlxVersion(NamedTuple):
         if given is not None:
             parse_version(given)
             return cls(given, "--omlx-version")
-        asked = Admin(url).version() if server_answers(url) else None
-        assumed = cls(NEWEST_OMLX, "assumed")
-        found = cls(asked, url) if asked else next(_installed(), assumed)
+        asked = Admin(url, 2.0).version() if server_answers(url) else None
+        found = cls(asked, url) if asked else next(_installed(), cls(NEWEST_OMLX, "assumed"))
         try:
             parse_version(found.number)
         except ValueError:
@@ -55,15 +54,12 @@ class OmlxVersion(NamedTuple):
 
     def notes(self, entry: Entry, model_type: str) -> list[str]:
         """Tell which settings have no effect in this version, and which are not known here."""
-        foreign = entry.keys() - (self.keys or KEYS)
-        foreign = {key for key in foreign if self.keys or key.startswith("dflash_")}
-        idle = {key for key in entry.keys() & KEYS.keys() if not KEYS[key].batched}
-        lines = (
-            [f"not known here, kept as they are: {', '.join(sorted(foreign))}"] if foreign else []
-        )
-        if idle and self.drafts_batched(model_type):
-            lines.append(f"without effect in its batched engine: {', '.join(sorted(idle))}")
-        return [f"{self}: {line}" for line in lines]
+        foreign = sorted(entry.keys() - (self.keys or KEYS))
+        foreign = [key for key in foreign if self.keys or key.startswith("dflash_")]
+        idle = sorted(key for key in entry.keys() & KEYS.keys() if not KEYS[key].batched)
+        idle = idle if self.drafts_batched(model_type) else []
+        told = ("not known here, kept", foreign), ("without effect in its batched engine", idle)
+        return [f"{self}: {words}: {', '.join(keys)}" for words, keys in told if keys]
 
 
 def parse_version(text: str) -> tuple[int, ...]:
@@ -83,26 +79,23 @@ def _installed() -> Iterator[OmlxVersion]:
     packages += [app.expanduser() / "Contents" / "Resources" / "omlx" for app in APPS]
     packages += [path for brew in BREW for path in brew.glob("lib/python3*/site-packages/omlx")]
     for folder in packages:
-        plist, version = folder.parents[1] / "Info.plist", folder / "_version.py"
-        source, number = folder / "model_settings.py", None
-        if plist.is_file():
-            number = plistlib.loads(plist.read_bytes()).get("CFBundleShortVersionString")
-        elif version.is_file():
-            match = re.search(r"version__\s*=\s*[\"'](.+?)[\"']", version.read_text("utf-8"))
-            number = match[1] if match else None
-        if number or source.is_file():
-            text = source.read_text("utf-8") if source.is_file() else ""
-            fields = text.partition("\nclass ModelSettings:")[2].partition("\n    def ")[0]
-            keys = frozenset(re.findall(r"^    (\w+):", fields, re.M))
-            yield OmlxVersion(str(number), str(folder), keys)
+        files = (folder / "_version.py", folder / "model_settings.py")
+        version, source = (file.read_text("utf-8") if file.is_file() else "" for file in files)
+        numbers = re.findall(r"version__\s*=\s*[\"'](.+?)[\"']", version)
+        if (plist := folder.parents[1] / "Info.plist").is_file():
+            numbers = [plistlib.loads(plist.read_bytes()).get("CFBundleShortVersionString")]
+        fields = source.partition("\nclass ModelSettings:")[2].partition("\n    def ")[0]
+        keys = frozenset(re.findall(r"^    (\w+):", fields, re.M))
+        if numbers or keys:
+            yield OmlxVersion(str([*numbers, None][0]), str(folder), keys)
 
 
 class ListedModel(NamedTuple):
-    """A model as oMLX lists it, None without a folder, and what could not be made certain."""
+    """A model as oMLX lists it; without a folder if it is not on this disk."""
 
     model_id: str
     folder: Path | None
-    warnings: tuple[str, ...] = ()
+    note: str = ""
 
 
 def base_dir(
@@ -112,11 +105,11 @@ def base_dir(
     home = home or Path.home()
     app_file, default = home / _BASE_OF_APP, home / ".omlx"
     app = app_file.read_text(encoding="utf-8").strip() if app_file.is_file() else ""
-    stated = [(environ.get("OMLX_BASE_PATH"), "OMLX_BASE_PATH"), (app, "the oMLX app")]
-    stated = [(given, "--base-path")] if given else [item for item in stated if item[0]]
+    stated = {"OMLX_BASE_PATH": environ.get("OMLX_BASE_PATH"), "the oMLX app": app}
+    stated = {"--base-path": given} if given else {k: v for k, v in stated.items() if v}
     if not stated or (not given and (default / SETTINGS_NAME).exists()):
-        stated.append((str(default), "the default"))
-    paths = {source: Path(str(path)).expanduser().absolute() for path, source in stated}
+        stated["the default"] = str(default)
+    paths = {source: Path(str(path)).expanduser().absolute() for source, path in stated.items()}
     found = ", ".join(f"{path} ({source})" for source, path in paths.items())
     if len({os.path.realpath(path) for path in paths.values()}) > 1:
         raise ValueError(f"base directory: found {found}, allowed: one; choose with --base-path")
@@ -137,10 +130,9 @@ def discover(model_dirs: Sequence[Path]) -> dict[str, Path]:
     return found
 
 
-def _folders(parent: Path) -> Iterator[Path]:
-    for child in sorted(parent.iterdir()) if parent.is_dir() else ():
-        if child.is_dir() and not child.name.startswith("."):
-            yield child
+def _folders(parent: Path) -> list[Path]:
+    children = sorted(parent.iterdir()) if parent.is_dir() else []
+    return [child for child in children if child.is_dir() and not child.name.startswith(".")]
 
 
 def find_target(
@@ -150,32 +142,27 @@ def find_target(
 
     ``model_id`` is the id where the server shows another one.
     """
-    models = discover(model_dirs)
-    if not Path(target).expanduser().is_dir():
+    models, folder = discover(model_dirs), Path(os.path.abspath(Path(target).expanduser()))
+    if not folder.is_dir():
         check_model_id(target)
         if target not in models:
             names = "".join(f", {name}" for name in sorted(models))
             raise ValueError(f"target: found {target!r}, allowed: a model folder{names}")
         return ListedModel(model_id or target, models[target])
-    folder = Path(os.path.abspath(Path(target).expanduser()))
     # A case-insensitive file system opens other spellings than the one that is listed.
     siblings = [path for path in folder.parent.iterdir() if path.is_dir()]
     if folder not in siblings:
         folder = next((path for path in siblings if path.samefile(folder)), folder)
     if (hub := _hub_folder(folder)) is not None:
-        hub_id = hub.name.removeprefix("models--")
-        note = f"hub cache: older builds of oMLX know {hub_id} by the part after '--'"
-        return ListedModel(model_id or hub_id, _snapshot(folder), () if model_id else (note,))
+        return ListedModel(model_id or hub.name.removeprefix("models--"), _snapshot(folder))
     name = model_id or folder.name
     check_model_id(name)
-    if name not in models:
-        where = " or ".join(map(str, model_dirs))
-        note = f"{folder} is not below {where}: oMLX lists it only if --model-dir is its parent"
-        return ListedModel(name, folder, (note,))
-    if not models[name].samefile(folder):
+    if name in models and not models[name].samefile(folder):
         first = f"{models[name]}, the first model named {name!r}"
         raise ValueError(f"target: found {folder}, allowed: {first}")
-    return ListedModel(name, folder)
+    where = " or ".join(map(str, model_dirs))
+    note = f"{folder} is not below {where}: oMLX lists it only if --model-dir is its parent"
+    return ListedModel(name, folder, "" if name in models else note)
 
 
 def _hub_folder(folder: Path) -> Path | None:
@@ -185,15 +172,15 @@ def _hub_folder(folder: Path) -> Path | None:
 
 
 def _snapshot(folder: Path) -> Path:
-    """Find the snapshot oMLX would load: that of refs/main or refs/master, else the newest."""
+    """Find the snapshot of a hub folder that oMLX would load: the main one, else the newest."""
     if folder != _hub_folder(folder):
         return folder
     for ref in (folder / "refs" / "main", folder / "refs" / "master"):
         if ref.is_file():
             return folder / "snapshots" / ref.read_text(encoding="utf-8").strip()
-    if not (snapshots := list(_folders(folder / "snapshots"))):
-        raise FileNotFoundError(f"{folder}: no snapshot; the download is not complete")
-    return max(snapshots, key=lambda path: path.stat().st_mtime)
+    return max(
+        _folders(folder / "snapshots"), key=lambda path: path.stat().st_mtime, default=folder
+    )
 
 
 def find_drafter(drafter: str) -> Path:

@@ -62,28 +62,26 @@ class Rule(NamedTuple):
     since: str
     beside: tuple[str, ...]
     remedy: str
-    fits: Callable[[Any], bool] = operator.not_
     allowed: str = "false"
+    fits: Callable[[Any], bool] = operator.not_
 
 
-def _fits_fraction(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0 < value <= 1)
-
-
-def _fits_tokens(value: Any) -> bool:
-    return isinstance(value, int | float) and value >= 1
-
-
-_DRAFTING = ("dflash_enabled", "mtp_enabled", "vlm_mtp_enabled")
 _NOT_VLM = ("dflash_enabled", "mtp_enabled", "specprefill_enabled", "turboquant_kv_enabled")
+_NOT_MOE = ("dflash_enabled", "mtp_enabled", "vlm_mtp_enabled")
 _MOE, _FRACTION = "moe_expert_offload_enabled", "moe_expert_offload_resident_fraction"
 _OQ, _TOKENS, _NEW = ("qwen35_oq_a8_enabled",), "qwen35_oq_a8_min_tokens", "0.7.0.dev2"
 RULES = (
     Rule("mtp_enabled", "0.3.9", ("dflash_enabled",), "--replace-mtp"),
     Rule("vlm_mtp_enabled", "0.6.2", _NOT_VLM, "--replace-mtp"),
-    Rule(_MOE, _NEW, _DRAFTING, f"--turn-off {_MOE}"),
-    Rule(_FRACTION, _NEW, (), f"--unset {_FRACTION}", _fits_fraction, "above 0 and at most 1"),
-    Rule(_TOKENS, _NEW, _OQ, f"--unset {_TOKENS}", _fits_tokens, "1 or more"),
+    Rule(_MOE, _NEW, _NOT_MOE, f"--turn-off {_MOE}"),
+    Rule(
+        *(_FRACTION, _NEW, (), f"--unset {_FRACTION}", "above 0 and at most 1"),
+        lambda value: value is None or (type(value) in (int, float) and 0 < value <= 1),
+    ),
+    Rule(
+        *(_TOKENS, _NEW, _OQ, f"--unset {_TOKENS}", "1 or more"),
+        lambda value: isinstance(value, int | float) and value >= 1,
+    ),
 )
 # What an export may turn off, and what it may remove.
 SWITCHES = tuple(rule.key for rule in RULES if rule.fits is operator.not_)
@@ -93,7 +91,7 @@ REMOVABLE = frozenset((*KEYS, _FRACTION, _TOKENS))
 def refusals(entry: Mapping[str, Any]) -> list[str]:
     """List why oMLX would drop a model's entry, and the flag that resolves it."""
     lines = []
-    for key, since, beside, remedy, fits, allowed in RULES:
+    for key, since, beside, remedy, allowed, fits in RULES:
         on = [other for other in beside if entry.get(other)]
         if key in entry and (on or not beside) and not fits(entry[key]):
             allowed += f" beside {on[0]}" if on else ""
@@ -148,17 +146,16 @@ def model_settings(
     Args:
         target (str): The target's id in oMLX: its folder name, or ``Org--Name`` in the hub cache.
         drafter (str): The drafter's absolute path, or its hub repo id.
-        chip (str, optional): The chip of oMLX's Mac, such as ``M4 Max``, for ``activation_bits``.
-        quant (int, optional): Bits to quantize the drafter to at load; None loads it as stored.
-            Default: ``4``.
+        chip (str, optional): The chip of oMLX's Mac, such as ``M4 Max``.
+        quant, group_size (int): Bits and group size to quantize the drafter with at load; None
+            loads it as stored. Default: ``4`` and ``64``.
         block_size (int, optional): Tokens of a verify block, the anchor included. Default: 5 for
             a quantized target, else the drafter's own.
-        group_size (int): Group size of the drafter's quantization. Default: ``64``.
-        activation_bits (int, optional): Default: 32 on M1 and M2, else 16.
+        activation_bits (int, optional): Default: 32 if the chip is an M1 or M2, else 16.
         verify_mode (str): Default: ``dflash``.
-        max_ctx (int, optional): Prompt tokens from which oMLX leaves DFlash; None for no limit.
+        max_ctx (int, optional): Prompt tokens from which oMLX leaves DFlash. Default: no limit.
         quantized_target (bool): Whether the target's weights are quantized. Default: ``True``.
-        drafter_block_size (int, optional): The block the drafter was trained with, an upper bound.
+        drafter_block_size (int, optional): The block the drafter was trained with.
         options (dict, optional): Further DFlash keys.
 
     Returns:
@@ -172,20 +169,22 @@ def model_settings(
     if block_size is None:
         largest = QUANTIZED_BLOCK_SIZE if quantized_target else drafter_block_size
         block_size = min(largest, drafter_block_size or largest) if largest else None
+    if quant is not None and activation_bits is None:
+        # On M1 and M2, 16 bits are float16, which overflows: nearly every draft is rejected.
+        activation_bits = 32 if chip_generation(chip or "") <= 2 else 16
     entry: dict[str, Any] = {
         "dflash_enabled": True,
         "dflash_draft_model": drafter,
         "dflash_draft_quant_enabled": quant is not None,
+        "dflash_draft_quant_weight_bits": quant,
+        "dflash_draft_quant_activation_bits": None if quant is None else activation_bits,
+        "dflash_draft_quant_group_size": None if quant is None else group_size,
+        "dflash_block_size": block_size,
+        "dflash_verify_mode": verify_mode,
+        "dflash_max_ctx": max_ctx,
+        "mtp_enabled": False,
+        "vlm_mtp_enabled": False,
     }
-    if quant is not None:
-        # On M1 and M2, 16 bits are float16, which overflows: nearly every draft is rejected.
-        if activation_bits is None:
-            activation_bits = 32 if chip_generation(chip or "") <= 2 else 16
-        entry["dflash_draft_quant_weight_bits"] = quant
-        entry["dflash_draft_quant_activation_bits"] = activation_bits
-        entry["dflash_draft_quant_group_size"] = group_size
-    entry |= {"dflash_block_size": block_size, "dflash_verify_mode": verify_mode}
-    entry |= {"dflash_max_ctx": max_ctx, "mtp_enabled": False, "vlm_mtp_enabled": False}
     entry = {key: value for key, value in entry.items() if value is not None}
     for key in options or {}:
         check_name("options", key, KEYS.keys() - entry.keys())
@@ -207,8 +206,8 @@ def chip_generation(chip: str) -> int:
 
 
 def check_model_id(model_id: str) -> None:
-    """Refuse an id that oMLX could not know a model by."""
-    if not model_id or "/" in model_id or model_id.startswith(".") or not _is_unicode(model_id):
+    """Refuse an id that oMLX could not know a model by, or could not save."""
+    if "/" in model_id or model_id[:1] in ("", ".") or not model_id.isprintable():
         raise ValueError(
             f"target: found {model_id!r}, allowed: the name of the model's folder, in valid "
             "Unicode and without '/', or Org--Name for a model in the hub cache"
@@ -218,14 +217,9 @@ def check_model_id(model_id: str) -> None:
 def check_draft_reference(drafter: str) -> None:
     """Refuse a reference whose meaning depends on where oMLX is started: a bare name, ``~``."""
     path = PurePosixPath(drafter)
-    absolute = path.is_absolute() and ".." not in path.parts
-    if not (absolute or is_repo_id(drafter)) or not _is_unicode(drafter):
+    absolute = path.is_absolute() and ".." not in path.parts and drafter.isprintable()
+    if not (absolute or is_repo_id(drafter)):
         raise ValueError(f"dflash_draft_model: found {drafter!r}, allowed: {_PATH}")
-
-
-def _is_unicode(text: str) -> bool:
-    # oMLX saves UTF-8: a name that is not Unicode would make each of its saves fail.
-    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def is_repo_id(reference: str) -> bool:

@@ -108,7 +108,7 @@ def test_only_the_settings_or_only_the_change(run, base):
         (["--max-ctx", "0"], "dflash_max_ctx: found 0"),
         (["--set", "dflash_ssd_cache=1"], "dflash_ssd_cache: found 1, allowed: true or false"),
         (["--set", "dflash_ssd=true"], "options: found 'dflash_ssd'"),
-        (["--set", "dflash_ssd_cache"], "--set: found 'dflash_ssd_cache'"),
+        (["--set", "dflash_ssd_cache"], 'dflash_ssd_cache: found "", allowed: true or false'),
         (["--unset", "temperature"], "--unset: found 'temperature'"),
         (["--turn-off", "temperature"], "--turn-off: found 'temperature'"),
         (["--omlx-version", "0.6.2"], "is too old for DFlash 2"),
@@ -133,15 +133,17 @@ def test_options_reach_the_file(run, base):
 
 
 def test_a_listening_server_stops_the_write(run, base):
+    path = base / "model_settings.json"
     with socket.create_server(("127.0.0.1", 0)) as server:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         code, _, err = run("export", url=url)
         assert code == 0 and "a server answers on" in err
         code, _, _ = run("export", "--write", url=url)
-        assert "a server answers on" in code
+        assert "a server answers on" in code and not path.exists()
+        run("export", "--write")
+        before = path.read_bytes()
         code, _, _ = run("disable", "--write", url=url)
-        assert "a server answers on" in code
-    assert not (base / "model_settings.json").exists()
+        assert "a server answers on" in code and path.read_bytes() == before
 
 
 def test_malformed_file_is_one_line(run, base):

@@ -388,6 +388,8 @@ def test_a_byte_order_mark_is_named(merge):
 def test_random_bytes_never_lead_to_a_write(raw, cut):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model_settings.json"
+        # Hypothesis also tries byte strings of the code that it tests, one of which is valid.
+        assume(b"models" not in raw or raw in MALFORMED)
         for content in (raw, EXISTING.encode()[:cut]):
             path.write_bytes(content)
             with pytest.raises(ValueError):

@@ -83,7 +83,7 @@ def test_target_by_folder_and_by_name(tmp_path):
     folder = models / "mlx-community" / MODEL
     for given in (str(folder), f"{folder}/", f"{folder}/../{MODEL}", MODEL):
         found = find_target(given, [models])
-        assert (found.model_id, found.folder, found.warnings) == (MODEL, folder, ())
+        assert found == (MODEL, folder, "")
     assert find_target(str(folder), [models], "renamed").model_id == "renamed"
 
 
@@ -97,7 +97,7 @@ def test_target_refusals(tmp_path):
     with pytest.raises(ValueError, match="the first model named"):
         find_target(str(second), [models])
     outside = find_target(str(make_folder(tmp_path / "else" / "X", TARGET_CONFIG)), [models])
-    assert outside.model_id == "X" and "--model-dir" in outside.warnings[0]
+    assert outside.model_id == "X" and "--model-dir" in outside.note
 
 
 def test_linked_target_has_the_name_of_the_link(tmp_path):
@@ -105,7 +105,7 @@ def test_linked_target_has_the_name_of_the_link(tmp_path):
     real = make_folder(tmp_path / "store" / "abc123", TARGET_CONFIG)
     (models / "Linked").symlink_to(real)
     found = find_target(str(models / "Linked"), [models])
-    assert found.model_id == "Linked" and found.warnings == ()
+    assert found.model_id == "Linked" and found.note == ""
 
 
 def test_target_is_named_as_its_folder_is_listed(tmp_path, monkeypatch):
@@ -131,7 +131,6 @@ def test_target_in_the_hub_cache(tmp_path):
         found = find_target(str(given), [tmp_path])
         assert found.model_id == "mlx-community--Tiny"
         assert found.folder == folder / "snapshots" / "aaa"
-        assert "older builds" in found.warnings[0]
 
 
 def test_drafter_is_an_absolute_real_path(tmp_path, monkeypatch):
@@ -245,7 +244,7 @@ def test_keys_that_are_not_known_here_are_named_and_nothing_is_predicted():
         "cache_reasoning_output": 1,
     }
     assert version.notes(entry, "qwen3_5") == [
-        "oMLX 0.6.4 (x): not known here, kept as they are: dflash_max_concurrent"
+        "oMLX 0.6.4 (x): not known here, kept: dflash_max_concurrent"
     ]
     source = OmlxVersion("0.6.4", "x", frozenset({"dflash_max_concurrent", "temperature"}))
     assert source.notes({"dflash_max_concurrent": 4, "temperature": 1}, "qwen3_5") == []
