@@ -17,12 +17,12 @@ from rich.progress import Progress
 
 from ..checkpoint.files import resolve
 from ..checkpoint.load import read_drafter_args
-from ..cli.arguments import add_draft_model_argument, add_model_arguments, load_arguments
+from ..cli.arguments import add_draft_model_argument, add_model_arguments, read_pair
 from ..cli.console import note, run
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import fingerprint
 from ..evaluation.prompts import SUITES, digest, encode, read_rows
-from ..pairs.load import load_pair, pair_paths
+from ..pairs.load import pair_paths
 from . import plots
 from .arms import Settings, make_arms
 from .compare import compare, read
@@ -152,7 +152,7 @@ def _command(args: argparse.Namespace):
     settings = _check(args)
     rows = read_rows(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantised ones are further arms.
-    pair = load_pair(**load_arguments(args) | {"draft_bits": None})
+    pair = read_pair(args, draft_bits=None)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     prompts = encode(rows, pair.tokenizer, args.thinking)
@@ -188,6 +188,7 @@ def _changes(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
+        "dense": args.dense or None,
         "extra_eos_token": list(args.extra_eos_token) or None,
         "num_draft_tokens": (args.num_draft_tokens or 3) if args.draft_lm else None,
     }

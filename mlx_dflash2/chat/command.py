@@ -17,13 +17,13 @@ from ..cli.arguments import (
     add_stop_argument,
     add_template_arguments,
     check_generation,
-    load_arguments,
     named,
+    read_pair,
     sampling_options,
 )
 from ..cli.console import note, prefill_progress, run, stoppable
 from ..decode.stats import Stats
-from ..pairs.load import Pair, load_pair
+from ..pairs.load import Pair
 from .conversation import Conversation
 
 HELP = "Commands: q ends the chat, r forgets the conversation, h shows this; Ctrl-C stops an answer"
@@ -52,7 +52,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 def _command(args: argparse.Namespace):
     check_generation(args)
-    pair = load_pair(**load_arguments(args), **named(args, DRAFTING))
+    pair = read_pair(args, **named(args, DRAFTING))
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     # Once, as in mlx_lm.chat: with a seed of their own all answers would draw alike.

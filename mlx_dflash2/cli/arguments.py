@@ -8,6 +8,9 @@ from typing import Any
 from ..decode.kv_quantization import KVQuantization
 from ..decode.sampling import check_seed, make_logits_processors, make_sampler
 from ..decode.text import StopStrings, check_budget
+from ..pairs.load import Pair, load_pair
+from .dense import add_dense_argument, check_dense, unpack
+from .start import add_blas_argument
 
 
 def add_model_arguments(parser: argparse.ArgumentParser):
@@ -42,6 +45,8 @@ def add_model_arguments(parser: argparse.ArgumentParser):
         nargs="+",
         help="Add tokens in the list of eos tokens that stop generation.",
     )
+    add_dense_argument(parser)
+    add_blas_argument(parser)
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser):
@@ -194,6 +199,23 @@ DRAFTING = ("block_size", "verify_width")
 def named(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     """Arguments that a function takes under the same names."""
     return {name: getattr(args, name) for name in names}
+
+
+def read_pair(args: argparse.Namespace, **changes: Any) -> Pair:
+    """Load the pair of the arguments.
+
+    Args:
+        args (argparse.Namespace): With those of :func:`add_model_arguments`.
+        changes: Arguments of :func:`mlx_dflash2.pairs.load.load_pair` in place of these.
+
+    Raises:
+        FileNotFoundError, ValueError: as it does, or as :func:`.dense.unpack`.
+    """
+    check_dense(args)
+    pair = load_pair(**load_arguments(args) | {"lazy": args.dense} | changes)
+    if args.dense:
+        unpack(pair.drafter, pair.model)
+    return pair
 
 
 def load_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..cli.arguments import add_draft_model_arguments
 from ..cli.console import note, run
+from ..cli.start import add_blas_argument
 from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_rows
@@ -39,6 +40,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     add_draft_model_arguments(parser)
     parser.add_argument("--json", type=Path, help="Also write the lines to this file")
+    add_blas_argument(parser)
     _add_plan(parser.add_argument_group("what a pair should bring"))
     _add_trace(parser.add_argument_group("which stage is at fault"))
     group = parser.add_argument_group("whether the Metal kernels are right")

@@ -20,6 +20,7 @@ from ..cli.arguments import (
     check_generation,
     load_arguments,
     named,
+    read_pair,
     safetensors_file,
     sampling_options,
 )
@@ -28,7 +29,7 @@ from ..decode.generate import stream_generate
 from ..decode.session import DFlashPromptCache, saved_metadata
 from ..decode.stats import Stats
 from ..decode.text import chat_prompt
-from ..pairs.load import Pair, load_pair
+from ..pairs.load import Pair
 
 REFUSED = {
     "--image": "images are not drafted for; use mlx_lm.generate",
@@ -79,12 +80,12 @@ def _command(args: argparse.Namespace):
     prompt = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
     prompt = sys.stdin.read() if prompt == "-" else prompt
     saved = saved_metadata(args.prompt_cache_file) if args.prompt_cache_file else {}
-    loading = load_arguments(args)
+    changes = named(args, DRAFTING)
     if args.prompt_cache_file:
-        loading["model"] = same_model(args.model, saved.get("model"))
+        changes["model"] = same_model(args.model, saved.get("model"))
     saved_config = json.loads(saved.get("tokenizer_config", "{}"))
-    loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
-    pair = load_pair(**loading, **named(args, DRAFTING))
+    changes["tokenizer_config"] = saved_config | load_arguments(args)["tokenizer_config"]
+    pair = read_pair(args, **changes)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     tokens = chat_prompt(

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from ..cli.start import add_blas_argument
 from .config_file import parts, read_options
 from .init import PARTS
 from .losses import LOSSES
@@ -39,10 +40,12 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="The PRNG seed")
     parser.add_argument(
         "--dequantize",
+        "--dense",
         action="store_true",
-        help="Compute with the target's weights unpacked to float32: many times faster on the "
-        "CPU backend, and as much larger",
+        help="Compute with the target's weights unpacked to float32, which is faster on MLX's CPU "
+        "backend and takes more memory (default: only for the embedded target, on that backend)",
     )
+    add_blas_argument(parser)
     parser.add_argument(
         "--thinking",
         choices=("on", "off", "both"),

@@ -8,12 +8,12 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import dequantize_model
 
 from .. import embedded
 from ..checkpoint.files import CONFIG_FILES, read_config, resolve
 from ..checkpoint.load import load, load_drafter, read_drafter_args
 from ..cli.console import note
+from ..cli.dense import unpack
 from ..drafter.args import DrafterArgs
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
@@ -59,11 +59,9 @@ class Setup:
     def loaded(self) -> tuple[nn.Module, TokenizerWrapper]:
         """The target and its tokenizer, read when first asked for."""
         if self._loaded is None:
-            model, tokenizer = load(self.name)
+            model, tokenizer = load(self.name, lazy=self.args.dequantize)
             if self.args.dequantize:
-                model = dequantize_model(model)
-                # Unpacked numbers have the scales' dtype, as a rule one of 16 bits.
-                model.set_dtype(mx.float32)
+                unpack(model)
             model.freeze()
             self._loaded = model, tokenizer
         return self._loaded
