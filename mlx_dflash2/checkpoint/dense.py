@@ -56,7 +56,8 @@ def _arrays(module: nn.Module) -> dict[str, mx.array]:
 
 
 def _refusal(path: str, module: nn.Module) -> str:
-    return f"`{path}` is a {type(module).__name__}, whose weights mlx-lm cannot dequantize."
+    kind = type(module).__name__
+    return f"`{path}` is of the kind {kind}, whose weights mlx-lm cannot dequantize."
 
 
 def packed_size(model: nn.Module) -> int:
