@@ -10,7 +10,7 @@ COMMANDS = ("generate", "chat", "benchmark", "train", "convert", "doctor", "omlx
 WITHOUT_PRODUCTS = ("convert", "omlx")
 
 
-def main():
+def main() -> None:
     usage = f"usage: mlx_dflash2 {{{','.join(COMMANDS)}}} ... (each with --help), or --version"
     name = sys.argv.pop(1) if len(sys.argv) > 1 else None
     if name == "--version":

@@ -16,11 +16,11 @@ from ..decode.kv_quantization import KVQuantization
 from ..decode.loop import Loop
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
-from .arms import Arm, Settings
+from .arms import Arm, BenchSettings
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: Settings
+    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
     """Measure one answer of an arm with a DFlash drafter.
 
@@ -39,6 +39,7 @@ def time_phases(
         stats,
         kv_quantization=KVQuantization(),
         verify_width=arm.verify_width,
+        adaptive=False,
         clock=clock,
     )
     sequence = loop.open(Judge(sampler, seed=settings.seed))

@@ -1,6 +1,7 @@
 """The `--dense` flag: the pair in float32 on MLX's CPU backend."""
 
 import argparse
+from collections.abc import Callable
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -39,11 +40,14 @@ def check_dense(args: argparse.Namespace) -> None:
             raise ValueError(f"{flag} has no effect with {FLAG}, which undoes quantization.")
 
 
-def unpack(*models: nn.Module) -> None:
+def unpack(*models: nn.Module, flag: str = FLAG, say: Callable[[str], None] = note) -> None:
     """Unpack the weights of models, after a line that says how much memory they take.
 
     Args:
         models (nn.Module): Loaded lazily, so that large weights were not read so far.
+
+        flag (str): What the lines name. Default: ``"--dense"``.
+        say (callable): Takes the line. Default: to print it on stderr.
 
     Raises:
         ValueError: if they do not fit into the memory that is available.
@@ -55,7 +59,7 @@ def unpack(*models: nn.Module) -> None:
         f"{available / 1e9:.2f} GB of memory are available"
     )
     if needed > available:
-        raise ValueError(f"{FLAG} needs {sizes}; leave it out.")
-    note(f"{FLAG}: {sizes}.")
+        raise ValueError(f"{flag} needs {sizes}; leave it out.")
+    say(f"{flag}: {sizes}.")
     for model in models:
         make_dense(model)

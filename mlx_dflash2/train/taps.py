@@ -1,4 +1,4 @@
-"""What the target shows a drafter of a text: cached on disk, or computed when it is asked for."""
+"""The target's hidden states that a drafter is trained on: cached on disk or computed anew."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
+from ..targets import Target
 from .corpus import Corpus
 from .records import read_record, refuse_difference, write_record
 
@@ -16,18 +17,21 @@ BYTES = 2
 _RECORD = "taps.json"
 
 
-class Shown(NamedTuple):
-    """Of N texts, padded on the right: ``taps`` [N, S, T * H], and ``final`` [N, S, H] or None."""
+class TextTaps(NamedTuple):
+    """Hidden states of N texts, padded on the right.
+
+    ``taps`` [N, S, T * H], and ``final`` [N, S, H], the head's input, or ``None``.
+    """
 
     taps: mx.array
     final: mx.array | None
 
 
 class TapSource(Protocol):
-    """Anything that gives the taps of a corpus' texts."""
+    """A source of the taps of a corpus' texts."""
 
-    def read(self, texts: Sequence[int], length: int) -> Shown:
-        """Of the texts by number, each padded to ``length`` rows."""
+    def read(self, texts: Sequence[int], length: int) -> TextTaps:
+        """Return the taps of texts by number, padded to ``length`` rows."""
 
 
 class ComputedTaps:
@@ -37,54 +41,51 @@ class ComputedTaps:
         target (Target): The target.
         corpus (Corpus): The texts.
         layers (sequence of int): Layers to tap.
-        final (bool): Whether to give the rows that the head reads, too.
+        final (bool): Whether to return the head's input, too.
     """
 
-    def __init__(self, target: Any, corpus: Corpus, layers: Sequence[int], final: bool):
+    def __init__(self, target: Target, corpus: Corpus, layers: Sequence[int], final: bool) -> None:
         self.target, self.corpus, self.layers, self.final = target, corpus, list(layers), final
 
-    def read(self, texts: Sequence[int], length: int) -> Shown:
+    def read(self, texts: Sequence[int], length: int) -> TextTaps:
         """See :class:`TapSource`."""
         tokens = mx.array(padded_tokens(self.corpus, texts, length))
-        # Padding is behind the texts, where no row of theirs sees it.
-        shown = self.target.forward(tokens, self.target.make_cache(), self.layers)
-        return Shown(shown.taps, shown.hidden if self.final else None)
+        # Padding comes after the texts: none of their rows attends to it.
+        out = self.target.forward(tokens, self.target.make_cache(), self.layers)
+        return TextTaps(out.taps, out.hidden if self.final else None)
 
 
 class CachedTaps:
-    """Taps in bfloat16 files, memory-mapped, a file for every so many texts in order.
+    """Taps in memory-mapped bfloat16 files, one for every ``TEXTS_PER_FILE`` texts.
 
     Args:
         folder (str or Path): From :func:`write_taps`.
-        corpus (Corpus): The texts that they are of.
-        final (bool): Whether to give the rows that the head reads, too.
-        known: Fields of the cache's record that have to be so, such as ``layers``.
+        corpus (Corpus): The texts.
+        final (bool): Whether to return the head's input, too.
+        known: Fields that the cache's record has to have, such as ``layers``.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if they are of other texts or made otherwise, or lack the head's rows.
+        ValueError: if the taps are of other texts, made with other fields, or without the head's
+            input.
     """
 
-    def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any):
+    def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any) -> None:
         folder = Path(folder)
-        file = folder / _RECORD
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder} holds no taps; run the taps stage first.")
-        self.about = _read_about(file)
+        record = folder / _RECORD
+        if not record.is_file():
+            raise FileNotFoundError(f"{folder} does not hold taps; run the taps stage first.")
+        self.about = _read_about(record)
         if self.about["texts"] != len(corpus) or self.about["rows"] != len(corpus.tokens):
             raise ValueError(
                 f"{folder} holds the taps of {self.about['texts']} texts with "
                 f"{self.about['rows']} tokens, the corpus {len(corpus)} with {len(corpus.tokens)}; "
                 "run the taps stage again."
             )
-        refuse_difference(
-            file,
-            self.about,
-            {"digest": corpus.digest} | known,
-            "run the taps stage in another folder",
-        )
+        wanted = {"digest": corpus.digest} | known
+        refuse_difference(record, self.about, wanted, "run the taps stage in another folder")
         if final and not self.about["final"]:
-            raise ValueError(f"{folder} was made without what the target's head reads.")
+            raise ValueError(f"{folder} was made without the input of the target's head.")
         self.corpus, self.final = corpus, final
         width = self.about["width"]
         self.files = [
@@ -92,16 +93,17 @@ class CachedTaps:
             for file, rows in zip(_files(folder, corpus), _rows_per_file(corpus), strict=True)
         ]
 
-    def read(self, texts: Sequence[int], length: int) -> Shown:
+    def read(self, texts: Sequence[int], length: int) -> TextTaps:
         """See :class:`TapSource`."""
-        width, taps = self.about["width"], self.about["width"] - self.about["final"]
+        width = self.about["width"]
         rows = np.zeros((len(texts), length, width), np.uint16)
         for row, text in zip(rows, texts, strict=True):
             file, start = self._place(text)
             count = min(length, int(self.corpus.lengths[text]))
             row[:count] = file[start : start + count]
-        taps, final = mx.split(mx.array(rows).view(mx.bfloat16), [taps], axis=-1)
-        return Shown(taps, final if self.final else None)
+        split = [width - self.about["final"]]
+        taps, final = mx.split(mx.array(rows).view(mx.bfloat16), split, axis=-1)
+        return TextTaps(taps, final if self.final else None)
 
     def _place(self, text: int) -> tuple[np.ndarray, int]:
         first = text // TEXTS_PER_FILE * TEXTS_PER_FILE
@@ -110,12 +112,12 @@ class CachedTaps:
 
 
 def bytes_needed(corpus: Corpus, width: int) -> int:
-    """Disk that the taps of a corpus take, for so many numbers a token."""
+    """Return the bytes on disk of a corpus' taps, with ``width`` numbers per token."""
     return len(corpus.tokens) * width * BYTES
 
 
 def write_taps(
-    target: Any,
+    target: Target,
     corpus: Corpus,
     layers: Sequence[int],
     folder: str | Path,
@@ -125,21 +127,20 @@ def write_taps(
     dequantize: bool = False,
     batch_size: int = 8,
     share: tuple[int, int] = (0, 1),
-):
-    """Write the files that :class:`CachedTaps` reads; those that are there are left alone.
+) -> None:
+    """Write the files that :class:`CachedTaps` reads, except those that are there.
 
     Args:
         target (Target): The target.
         corpus (Corpus): The texts.
         layers (sequence of int): Layers to tap, increasing.
         folder (str or Path): Where the files go.
-        final (bool): Whether to keep what the target's head reads; a folder that was begun with
-            it is gone on with it. Default: ``True``.
-        model (str): The target's name, kept beside the files. Default: ``""``.
-        dequantize (bool): Whether the target's weights were unpacked; kept, too.
-            Default: ``False``.
-        batch_size (int): Texts a pass. Default: ``8``.
-        share (tuple of int): Which part of how many equal ones is this process' to write.
+        final (bool): Whether to store the head's input; a folder that already stores it keeps
+            storing it. Default: ``True``.
+        model (str): The target's name, for the record. Default: ``""``.
+        dequantize (bool): Whether the target was dequantized, for the record. Default: ``False``.
+        batch_size (int): Texts per pass. Default: ``8``.
+        share (tuple of int): Rank and number of the processes that write together.
 
     Raises:
         ValueError: if the folder holds taps of another target, of other texts or layers.
@@ -162,16 +163,14 @@ def write_taps(
     if found is None:
         write_record(folder / _RECORD, about)
     else:
-        advice = "give another folder or remove that one"
-        refuse_difference(folder / _RECORD, found, about, advice)
-    source = ComputedTaps(target, corpus, layers, final)
-    # By number and not by what is left: processes do not start at the same time.
-    mine = range(share[0], len(_files(folder, corpus)), share[1])
-    todo = [i for i in mine if not _files(folder, corpus)[i].exists()]
+        refuse_difference(folder / _RECORD, found, about, "give another folder or remove that one")
+    source, files = ComputedTaps(target, corpus, layers, final), _files(folder, corpus)
+    # Shared by number, not by what is left: processes do not start at the same time.
+    todo = [i for i in range(share[0], len(files), share[1]) if not files[i].exists()]
     total = sum(int(_rows_per_file(corpus)[i]) for i in todo)
     with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
         for number in todo:
-            _write_file(source, number, _files(folder, corpus)[number], batch_size, bar)
+            _write_file(source, number, files[number], batch_size, bar)
 
 
 def _read_about(file: Path) -> dict[str, Any]:
@@ -184,19 +183,19 @@ def _read_about(file: Path) -> dict[str, Any]:
     return found
 
 
-def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, bar: tqdm):
+def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, bar: tqdm) -> None:
     corpus = source.corpus
     texts = range(number * TEXTS_PER_FILE, min(len(corpus), (number + 1) * TEXTS_PER_FILE))
     partial = file.with_suffix(".partial")
     rows = int(corpus.lengths[texts[0] : texts[-1] + 1].sum())
     width = source.target.shape.hidden_size * (len(source.layers) + source.final)
-    # A batch at a time: a file's rows need not fit into memory.
+    # Written batch by batch: a file's rows may not fit into memory.
     written = np.memmap(partial, np.uint16, "w+", shape=(rows, width))
     by_length = sorted(texts, key=lambda text: corpus.lengths[text])
     for start in range(0, len(by_length), batch_size):
         batch = by_length[start : start + batch_size]
-        shown = source.read(batch, int(corpus.lengths[batch[-1]]))
-        parts = [part for part in shown if part is not None]
+        found = source.read(batch, int(corpus.lengths[batch[-1]]))
+        parts = [part for part in found if part is not None]
         joined = mx.concatenate(parts, axis=-1).astype(mx.bfloat16).view(mx.uint16)
         for text, row in zip(batch, np.array(joined), strict=True):
             first, length = corpus.starts[text] - corpus.starts[texts[0]], corpus.lengths[text]
@@ -217,7 +216,7 @@ def _rows_per_file(corpus: Corpus) -> np.ndarray:
 
 
 def padded_tokens(corpus: Corpus, texts: Sequence[int], length: int) -> np.ndarray:
-    """Ids [N, length] of texts by number, cut or filled up with 0."""
+    """Return ids [N, length] of texts by number, cut or padded with 0."""
     tokens = np.zeros((len(texts), length), np.uint32)
     for row, text in zip(tokens, texts, strict=True):
         found = corpus[text].tokens[:length]

@@ -137,7 +137,7 @@ def test_every_command_that_computes_starts_before_mlx():
 
 @pytest.mark.parametrize("name", COMPUTING)
 def test_every_command_that_computes_has_the_flag(name):
-    module = "arguments" if name == "train" else "command"
+    module = "options" if name == "train" else "command"
     parser = importlib.import_module(f"mlx_dflash2.{name}.{module}").setup_arg_parser()
     for flag in (start.FLAG, "--no-fast"):
         assert vars(parser.parse_args([flag])) == vars(parser.parse_args([]))

@@ -13,8 +13,8 @@ from support.tiny import DENSE, make_model
 
 from mlx_dflash2.checkpoint.dense import make_dense
 from mlx_dflash2.cli import dense
-from mlx_dflash2.train.arguments import parse
-from mlx_dflash2.train.setup import Setup
+from mlx_dflash2.train.inputs import Inputs
+from mlx_dflash2.train.options import parse
 
 generate = importlib.import_module("mlx_dflash2.generate.command")
 
@@ -95,9 +95,8 @@ def test_it_is_refused_on_a_gpu(answer, monkeypatch):
     assert status == 1 and "error: --dense has an effect only on MLX's CPU backend" in err
 
 
-@pytest.mark.parametrize("flag", ["--dense", "--dequantize"])
-def test_training_on_a_dense_target(quantized_folder, tmp_path, flag, capsys):
-    options = ["--model", str(quantized_folder), "--output-path", str(tmp_path), flag]
-    model, _ = Setup(parse(options)).loaded
+def test_training_on_a_dense_target(quantized_folder, tmp_path, capsys):
+    options = ["--model", str(quantized_folder), "--output-path", str(tmp_path), "--dequantize"]
+    model, _ = Inputs(parse(options)).loaded
     assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
-    assert capsys.readouterr().err.startswith("--dense: ")
+    assert capsys.readouterr().err.startswith("--dequantize: 0.00 GB of float32 weights")

@@ -21,7 +21,7 @@ _EDGE = re.compile(r'"(\w+)" -> (\d+)')
 _NODE = re.compile(r'(\d+) \[label ="(\w+)"')
 
 
-def touched(
+def counted_reads(
     model: nn.Module,
     drafter: Drafter,
     prompt: Sequence[int],
@@ -61,10 +61,10 @@ def parameters(model: nn.Module, drafter: Drafter) -> dict[str, mx.array]:
     return dict(tree_flatten(model.parameters())) | {f"drafter.{name}": w for name, w in mine}
 
 
-def touched_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> int:
+def counted_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> int:
     """Bytes of the weights that a round reads as a whole; parts of them are left out."""
     weights = parameters(model, drafter)
-    reads = touched(model, drafter, prompt, width)
+    reads = counted_reads(model, drafter, prompt, width)
     return sum(weights[name].nbytes * count for (name, whole), count in reads.items() if whole)
 
 
