@@ -98,21 +98,22 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         choices=("on", "off", "both"),
         help="For chat templates with enable_thinking (default: both for these)",
     )
+    usual = BenchSettings()
     add(
         "--max-tokens",
         "-m",
         type=int,
-        default=BenchSettings.max_tokens,
+        default=usual.max_tokens,
         help=f"Tokens per answer {default}",
     )
     add("--trials", type=int, default=1, help=f"Runs of every prompt {default}")
     add(
         "--prefill-step-size",
         type=int,
-        default=BenchSettings.prefill_step_size,
+        default=usual.prefill_step_size,
         help=f"As in mlx_lm {default}",
     )
-    add("--seed", type=int, default=0, help=f"PRNG seed {default}")
+    add("--seed", type=int, default=usual.seed, help=f"PRNG seed {default}")
 
 
 def setup_compare_parser() -> argparse.ArgumentParser:

@@ -32,8 +32,8 @@ def prepare_drafters(
 
     Args:
         drafter (Drafter): The pair's own, as it is stored.
-        source (DrafterSource): Where it came from.
-        bits (sequence of int): Bits to quantize it to at load, for a drafter each.
+        source (DrafterSource): Where it was found.
+        bits (sequence of int): Quantizations at load, a drafter for each.
         dflash1_model (str, optional): Another drafter of the same target.
         no_selector (bool): Whether to add the pair's own without its selector.
 
@@ -126,7 +126,7 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
         # The temperature changes the number of rounds, not their phases.
         if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
-            phases[arm.label] = time_phases(bench.model, arm, prompt, bench.settings)
+            phases[arm.label] = time_phases(bench.model, arm, arm.drafter, prompt, bench.settings)
     return phases
 
 
