@@ -36,13 +36,13 @@ def quantized_folder(tmp_path_factory):
 @pytest.fixture
 def answer(monkeypatch, invoke, quantized_folder):
     """Answers a prompt; status, stdout, stderr, and the models that answered."""
-    models, stream = [], generate.stream_generate
+    models, stream = [], generate.stream_text
 
-    def seen(model, *args, draft_model, **options):
+    def seen(model, tokenizer, prompt, draft_model, *args, **options):
         models.append((model, draft_model))
-        return stream(model, *args, draft_model=draft_model, **options)
+        return stream(model, tokenizer, prompt, draft_model, *args, **options)
 
-    monkeypatch.setattr(generate, "stream_generate", seen)
+    monkeypatch.setattr(generate, "stream_text", seen)
 
     def answer(*args):
         return *invoke("--model", str(quantized_folder), "-p", "hello", "-m", "9", *args), models
