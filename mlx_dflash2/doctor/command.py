@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..cli.arguments import add_draft_model_arguments
 from ..cli.console import note, run
+from ..cli.start import add_blas_argument
 from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_chats
@@ -43,6 +44,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     add_draft_model_arguments(parser)
     parser.add_argument("--json", type=Path, help="Also write the lines to this file")
+    add_blas_argument(parser)
     add = parser.add_argument_group("what a pair brings").add_argument
     add("--bandwidth", type=float, help="Memory bandwidth in GB/s")
     add("--acceptance-length", type=float, help="Tokens a round at the full block, bonus included")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from ..cli.start import add_blas_argument
 from .losses import LOSSES
 from .start import PARTS
 
@@ -47,8 +48,8 @@ _OPTIONS: dict[str, tuple[tuple[str, Any, Any, _Range | None, str], ...]] = {
          "Directory for everything that is made; the drafter is in its export folder"),
         ("seed", int, 0, _ANY, "The PRNG seed"),
         ("dequantize", bool, False, None,
-         "Dequantize the target's weights to float32: many times faster on the CPU backend, but up "
-         "to eight times larger"),
+         "Dequantize the target's weights to float32, which is faster on MLX's CPU backend and "
+         "takes more memory (default: only for the embedded target, on that backend)"),
         ("thinking", ("on", "off", "both"), None, None,
          "Thinking in the answers, for chat templates with enable_thinking (default: both for "
          "these)"),
@@ -167,6 +168,7 @@ def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
             if default and not isinstance(default, list):
                 text += f" (default: {default})"
             group.add_argument(_flag(name), default=default, help=text, **how)
+    add_blas_argument(parser)
     return parser
 
 
