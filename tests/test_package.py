@@ -81,10 +81,11 @@ def test_wheel_puts_the_commands_on_path(wheel):
     scripts = dict(parser["console_scripts"])
     assert scripts == PROJECT["scripts"]
     assert {"mlx_dflash2", "mlx_dflash2.generate"} <= set(scripts)
+    lines = []
     for target in scripts.values():
         module, _, function = target.partition(":")
-        code = f"from {module} import {function}; assert callable({function})"
-        run_python(code)
+        lines.append(f"from {module} import {function}; assert callable({function})")
+    run_python("\n".join(lines))
 
 
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
