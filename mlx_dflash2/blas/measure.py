@@ -5,6 +5,7 @@ import os
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -14,6 +15,8 @@ from .library import PREFIX
 # 0.27 GFLOP a product: a tenth of a second with the slowest BLAS, a millisecond with a fast one.
 SIZE = 512
 REPEATS = 5
+# The folder of the libraries that the wheel for Linux brings.
+WHEEL_LIBRARIES = "mlx_cpu.libs"
 
 
 class _Symbol(ctypes.Structure):
@@ -37,6 +40,11 @@ def blas_file() -> str:
         if hasattr(library, "cblas_sgemm"):
             return _file_of(library["cblas_sgemm"])
     return "unknown"
+
+
+def has_slow_blas() -> bool:
+    """Return whether MLX's CPU backend calls the BLAS of its own wheel for Linux."""
+    return Path(blas_file()).parent.name == WHEEL_LIBRARIES
 
 
 def _file_of(function: Any) -> str:

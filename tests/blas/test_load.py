@@ -67,8 +67,12 @@ def test_the_flag_switches_it_off(bound):
 def test_the_user_s_own_blas_is_left_alone(bound, tmp_path):
     own = tmp_path / "own.so"
     shutil.copy(library.library(), own)
-    file, _, err = bound("-m", "mlx_dflash2.doctor", "--help", LD_PRELOAD=str(own))
-    assert file == str(own) and not err
+    code = (
+        "from mlx_dflash2.cli.start import load_fast_blas; print(load_fast_blas());"
+        f"import mlx.core; print({str(library.library())!r} in open('/proc/self/maps').read())"
+    )
+    file, out, err = bound("-c", code, LD_PRELOAD=str(own))
+    assert file == str(own) and out == "None\nFalse\n" and not err
 
 
 def test_importing_the_package_changes_nothing(bound):

@@ -14,6 +14,7 @@ def test_the_tests_run_on_the_stock_blas():
     else:
         file = Path(measure.blas_file())
         assert file.is_file() and file.parent.name == "mlx_cpu.libs"
+    assert measure.has_slow_blas() == (sys.platform != "darwin")
     assert measure.blas_threads() is None
 
 
