@@ -1,18 +1,9 @@
 """Which of the drafted tokens stay, and what follows them: pure functions on the device."""
 
-from typing import NamedTuple
-
 import mlx.core as mx
 
 
-class Verdict(NamedTuple):
-    """``num_accepted`` n, a scalar; ``tokens`` [L + 1], whose first n + 1 are the round's."""
-
-    num_accepted: mx.array
-    tokens: mx.array
-
-
-def accept_greedy(draft_tokens: mx.array, logprobs: mx.array) -> Verdict:
+def accept_greedy(draft_tokens: mx.array, logprobs: mx.array) -> tuple[mx.array, mx.array]:
     """Keep drafts as long as each is the target's own best token.
 
     The first n tokens are the drafts that agree, the next is the bonus: the target's best token
@@ -21,9 +12,13 @@ def accept_greedy(draft_tokens: mx.array, logprobs: mx.array) -> Verdict:
     Args:
         draft_tokens (mx.array): Drafts [L]; L may be 0.
         logprobs (mx.array): The target's rows [L + 1, V]; row i judges draft i, row L the bonus.
+
+    Returns:
+        tuple of mx.array: How many drafts stay, n, a scalar; and tokens [L + 1], whose first
+        n + 1 are the round's.
     """
     tokens = mx.argmax(logprobs, axis=-1).astype(mx.uint32)
-    return Verdict(_leading(tokens[:-1] == draft_tokens), tokens)
+    return _leading(tokens[:-1] == draft_tokens), tokens
 
 
 def accept_sampled(
@@ -33,8 +28,8 @@ def accept_sampled(
     p: mx.array,
     accept_key: mx.array,
     draw_key: mx.array,
-) -> Verdict:
-    """Speculative rejection sampling: what is emitted follows p whatever q is.
+) -> tuple[mx.array, mx.array]:
+    """Sample speculatively by rejection: what is emitted follows p whatever q is.
 
     Draft i stays with probability min(1, p_i / q_i); the token after the first rejection is
     drawn from max(p - q, 0), and after a full acceptance from p (Leviathan et al. 2023,
@@ -45,10 +40,13 @@ def accept_sampled(
       - candidates: [L, K] ids, distinct in a row; q: [L, K] float32, what the draft was drawn from
       - p: [L + 1, V] float32, the target's distribution at each row
       - accept_key, draw_key: independent of each other and of the draft's randomness
+
+    Returns:
+        tuple of mx.array: As :func:`accept_greedy`.
     """
     L = draft_tokens.shape[0]
     if L == 0:
-        return Verdict(mx.array(0, mx.uint32), draw(p, draw_key))
+        return mx.array(0, mx.uint32), draw(p, draw_key)
     drafts = draft_tokens[:, None]
     p_draft = mx.take_along_axis(p[:L], drafts, axis=-1)[:, 0]
     q_draft = mx.where(candidates == drafts, q, 0.0).sum(axis=-1)
@@ -63,7 +61,7 @@ def accept_sampled(
     token = draw(residual(p_row, ids, q_row), draw_key)
     tokens = mx.concatenate([draft_tokens, token]).astype(mx.uint32)
     tokens = mx.where(mx.arange(L + 1) == num_accepted, token.astype(mx.uint32), tokens)
-    return Verdict(num_accepted, tokens)
+    return num_accepted, tokens
 
 
 def residual(p: mx.array, candidates: mx.array, q: mx.array) -> mx.array:

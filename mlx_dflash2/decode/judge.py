@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import mlx.core as mx
 from mlx_lm.sample_utils import greedy_sampler
 
 from ..drafter.model import Proposal
-from .accept import Verdict, accept_greedy, accept_sampled
+from .accept import accept_greedy, accept_sampled
+from .host import integer, integers
 from .sampling import PureProcessor, Sampling, check_seed
 
 GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
@@ -17,26 +17,33 @@ GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
 
 @dataclass
 class Decision:
-    """``tokens``: accepted drafts, then the target's own; ``logprobs``: at least a row [V] each.
+    """What a sequence takes from a target pass: the accepted drafts, then the target's own token.
 
-    ``host_reads`` counts how often the host waited for the device.
+    Attributes:
+        tokens (list of int): The accepted drafts and the bonus.
+        logprobs (list of mx.array): A row [V] for each token, and perhaps more.
+        num_drafted (int): Drafts that were judged.
+        finite (bool): Whether the drafter's numbers were finite.
+        host_reads (int): How often the host waited for the device.
+        taken (int): Tokens that were handed out; whoever hands them out counts them.
     """
 
     tokens: list[int]
     logprobs: list[mx.array]
+    num_drafted: int
     finite: bool
-    host_reads: int = 1
+    host_reads: int = 0
+    taken: int = 0
 
+    @property
+    def num_accepted(self) -> int:
+        """Accepted drafts, handed out or not."""
+        return len(self.tokens) - 1
 
-class Pending(NamedTuple):
-    """A decision that is not read yet: ``host`` holds num_accepted, finite and the tokens."""
-
-    host: mx.array
-    logprobs: list[mx.array]
-
-    def read(self, host: list[int]) -> Decision:
-        num_accepted, finite, *tokens = host
-        return Decision(tokens[: num_accepted + 1], self.logprobs, bool(finite))
+    @property
+    def num_kept(self) -> int:
+        """Rows of the pass that stay: the anchor's, and one for each draft handed out."""
+        return 1 + min(self.taken, self.num_accepted)
 
 
 class Judge:
@@ -74,27 +81,49 @@ class Judge:
                 "use mlx_dflash2.make_sampler."
             )
         check_seed(seed)
-        self.key = None
+        self.seeded = seed is not None
+        self.sampling = sampler if isinstance(sampler, Sampling) else None
+        self.key: mx.array | None = None
+        self._keys: list[mx.array] | None = None
         if self.rule == REJECTION:
-            number = mx.random.randint(0, 2**31 - 1).item() if seed is None else seed
+            number = integer(mx.random.randint(0, 2**31 - 1)) if seed is None else seed
             self.key = mx.random.key(number)
 
-    def check_vocabulary(self, size: int):
-        """Refuse a sampler that mlx-lm would fail on, and leave ``mx.random`` unusable.
+    def check_vocabulary(self, size: int) -> None:
+        """Refuse a sampler that mlx-lm would fail on, and ids that the target does not have.
 
         Raises:
-            ValueError: if as many tokens are to be left as there are.
+            ValueError: if as many tokens are to be left as there are, or for an id beyond them.
         """
-        if self.rule == REJECTION and self.sampler.top_k >= size:
+        top_k = 0 if self.sampling is None else self.sampling.top_k
+        if self.rule == REJECTION and top_k >= size:
             raise ValueError(
-                f"`top_k` is {self.sampler.top_k} but has to be below {size}, the target's "
+                f"`top_k` is {top_k} but has to be below {size}, the target's "
                 "vocabulary; 0 keeps all tokens."
             )
+
+        ids = {
+            "xtc_special_tokens": () if self.sampling is None else self.sampling.xtc_special_tokens
+        }
+        for processor in self.processors:
+            if isinstance(processor, PureProcessor):
+                ids["logit_bias"] = (*ids.get("logit_bias", ()), *processor.ids)
+        for name, given in ids.items():
+            for token in given:
+                if not 0 <= token < size:
+                    raise ValueError(
+                        f"`{name}` names token {token} but has to name tokens from 0 to {size - 1}."
+                    )
 
     @property
     def temperature(self) -> float:
         """For the drafter's walk: 0 unless acceptance knows how it drew."""
-        return self.sampler.temp if self.rule == REJECTION else 0.0
+        return 0.0 if self.sampling is None else self.sampling.temp
+
+    @property
+    def is_repeatable_at_any_width(self) -> bool:
+        """Whether the same call may verify other widths: a seed's draws depend on them."""
+        return self.rule != REJECTION or not self.seeded
 
     @property
     def row_by_row(self) -> str | None:
@@ -105,79 +134,100 @@ class Judge:
                 return f"the logits processor {name}"
         return "the sampler" if self.rule == COUPLED else None
 
-    def next_key(self) -> mx.array | None:
-        """A fresh key, independent of all others of this sequence."""
-        if self.key is None:
-            return None
-        self.key, key = mx.random.split(self.key)
-        mx.async_eval(self.key)
-        return key
+    def draft_key(self) -> mx.array | None:
+        """This round's key for the drafter's walk; ``None`` where it takes the best step."""
+        return None if self.key is None else self._round_keys(self.key)[0]
 
-    def decide(self, proposal: Proposal, logits: mx.array, history: mx.array | None) -> Decision:
-        """Judge drafts [L] by the target's logits [L + 1, V].
+    def _round_keys(self, key: mx.array) -> list[mx.array]:
+        """Independent keys for one round's draft, filter, acceptance and draw."""
+        if self._keys is None:
+            self.key, *self._keys = mx.random.split(key, 5)
+            mx.async_eval(self.key)
+        return self._keys
+
+    def at_once(
+        self, proposal: Proposal, logits: mx.array, history: mx.array | None
+    ) -> tuple[mx.array, list[mx.array]]:
+        """Judge drafts [L] by the target's logits, without a host read.
 
         Args:
             proposal (Proposal): The drafts; none at all is fine.
-            logits (mx.array): Rows of the anchor and of each draft.
+            logits (mx.array): Rows [L + 1, V] of the anchor and of each draft.
             history (mx.array, optional): All tokens up to the anchor, where there are processors.
+
+        Returns:
+            tuple: uint32 [L + 4] for the host: how many drafts stay, whether the drafter's
+            numbers were finite, whether the target's were, and the tokens; and the rows of log
+            probabilities.
         """
-        return decide_all([self], [proposal], [logits], [history])[0]
+        if self.processors:
+            rows = [
+                self._process(logits[i : i + 1], proposal.tokens[:i], history)
+                for i in range(logits.shape[0])
+            ]
+            logits = mx.concatenate(rows)
+        total = mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = logits - total
+        num_accepted, tokens = self._accept(proposal, logprobs)
+        flags = mx.stack([num_accepted, proposal.finite, mx.abs(total.sum()) < float("inf")])
+        return mx.concatenate([flags, tokens.astype(mx.uint32)]), list(logprobs)
 
-    def begin(
-        self, proposal: Proposal, logits: mx.array, history: mx.array | None
-    ) -> Decision | Pending:
-        """As :meth:`decide`, but what can be judged at once is left to be read."""
-        if self.row_by_row:
-            return self._one_by_one(proposal, logits, history)
-        rows = [self._process(logits[i : i + 1], proposal.tokens[:i], history)
-                for i in range(logits.shape[0])] if self.processors else [logits]  # fmt: skip
-        logits = mx.concatenate(rows)
-        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-        verdict = self._verdict(proposal, logprobs)
-        flags = mx.stack([verdict.num_accepted, proposal.finite.astype(mx.uint32)])
-        host = mx.concatenate([flags, verdict.tokens.astype(mx.uint32)])
-        return Pending(host, list(logprobs))
-
-    def _one_by_one(
+    def one_by_one(
         self, proposal: Proposal, logits: mx.array, history: mx.array | None
     ) -> Decision:
-        tokens, logprobs = [], []
-        drafts, reads = proposal.tokens.tolist(), 2
+        """Judge rows one after the other up to the first rejection; as :meth:`at_once`."""
+        tokens: list[int] = []
+        logprobs: list[mx.array] = []
+        drafts, reads = integers(proposal.tokens), 2
         for i in range(logits.shape[0]):
             row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
-            row = row - mx.logsumexp(row, axis=-1, keepdims=True)
+            total = mx.logsumexp(row, axis=-1, keepdims=True)
+            check_finite(bool((mx.abs(total) < float("inf")).item()))
+            row = row - total
             logprobs.append(row[0])
             if self.rule == REJECTION:
                 here = proposal.only(i)
                 # A second row, should this draft stay, is judged on its own: it draws nothing.
-                verdict = self._verdict(here, mx.concatenate([row] * (1 + here.tokens.size)))
-                tokens.append(verdict.tokens[0].item())
-                stays, reads = verdict.num_accepted.item() == 1, reads + 2
+                accepted, drawn = self._accept(here, mx.concatenate([row] * (1 + here.tokens.size)))
+                tokens.append(integer(drawn[0]))
+                stays, reads = accepted.item() == 1, reads + 2
             else:
-                tokens.append(int(self.sampler(row).item()))
+                tokens.append(integer(self.sampler(row)))
+                if not 0 <= tokens[-1] < row.shape[-1]:
+                    raise ValueError(
+                        f"The sampler chose token {tokens[-1]} but the target has "
+                        f"{row.shape[-1]} tokens."
+                    )
                 reads += 1
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
         mx.eval(logprobs)
-        return Decision(tokens, logprobs, bool(proposal.finite.item()), reads)
+        return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
-        if self.processors:
+        if self.processors and history is not None:
             tokens = mx.concatenate([history, drafts.astype(history.dtype)])
+            shape = row.shape
             for processor in self.processors:
                 row = processor(tokens, row)
+            if row.shape != shape:
+                raise ValueError(
+                    f"A logits processor gave rows of shape {row.shape} but has to keep {shape}."
+                )
         return row
 
-    def _verdict(self, proposal: Proposal, logprobs: mx.array) -> Verdict:
-        if self.rule == GREEDY:
+    def _accept(self, proposal: Proposal, logprobs: mx.array) -> tuple[mx.array, mx.array]:
+        if self.sampling is None or self.key is None:
             return accept_greedy(proposal.tokens, logprobs)
-        p = self.sampler.probs(logprobs, self.next_key())
+        _, filter_key, accept_key, draw_key = self._round_keys(self.key)
+        self._keys = None
+        p = self.sampling.probs(logprobs, filter_key)
         candidates, q = proposal.candidates, proposal.q
-        if q is None:
+        if candidates is None or q is None:
             candidates = proposal.tokens[:, None]
             q = mx.ones(candidates.shape)
-        return accept_sampled(proposal.tokens, candidates, q, p, self.next_key(), self.next_key())
+        return accept_sampled(proposal.tokens, candidates, q, p, accept_key, draw_key)
 
 
 def decide_all(
@@ -188,19 +238,38 @@ def decide_all(
 ) -> list[Decision]:
     """Judge one block of each of several sequences, with a single host read where rules allow.
 
-    The arguments are those of :meth:`Judge.decide`, one a sequence; blocks may differ in length.
+    The arguments are those of :meth:`Judge.at_once`, one a sequence; blocks may differ in length.
     """
-    decisions = [
-        judge.begin(*block)
-        for judge, *block in zip(judges, proposals, logits, histories, strict=True)
-    ]
-    pending = [found for found in decisions if isinstance(found, Pending)]
-    if pending:
+    decisions: dict[int, Decision] = {}
+    waiting: dict[int, tuple[mx.array, list[mx.array]]] = {}
+    blocks = zip(proposals, logits, histories, strict=True)
+    for index, (judge, block) in enumerate(zip(judges, blocks, strict=True)):
+        if judge.row_by_row:
+            decisions[index] = judge.one_by_one(*block)
+        else:
+            waiting[index] = judge.at_once(*block)
+    if waiting:
         # The round's one host read.
-        host = mx.concatenate([found.host for found in pending])
-        mx.eval(host, [found.logprobs for found in pending])
-        host = iter(host.tolist())
-    return [
-        found.read(list(islice(host, found.host.size))) if isinstance(found, Pending) else found
-        for found in decisions
-    ]
+        rows = mx.concatenate([host for host, _ in waiting.values()])
+        mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
+        numbers = iter(integers(rows))
+        for index, (host, logprobs) in waiting.items():
+            num_accepted, finite, target_finite, *tokens = islice(numbers, host.size)
+            check_finite(bool(target_finite))
+            kept = tokens[: num_accepted + 1]
+            decisions[index] = Decision(kept, logprobs, len(tokens) - 1, bool(finite))
+        decisions[min(waiting)].host_reads = 1
+    return [decisions[index] for index in range(len(judges))]
+
+
+def check_finite(finite: bool) -> None:
+    """Refuse to choose a token from numbers that overflowed.
+
+    Raises:
+        ValueError: if they did.
+    """
+    if not finite:
+        raise ValueError(
+            "The target's logits are not finite: its weights are damaged, its 16-bit numbers "
+            "overflow, or the logits processors leave no token."
+        )

@@ -1,9 +1,11 @@
-"""One sequence being decoded: prefill, then rounds of draft, verify, accept and roll back."""
+"""The decoding loop: rounds of draft, verify, decide, keep and extend over a list of sequences."""
 
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Rows
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
@@ -14,11 +16,16 @@ from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..targets import Forward, bind
+from .batch.draft import extend_rows, propose_rows
+from .clock import ACCEPT, HOST, SELECT, VERIFY, Clock
+from .controller import Controller, start_width
 from .guard import DraftGuard
-from .judge import Judge
+from .host import integer, integers
+from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
-from .rollback import Transaction, check_caches, num_cached, rows_at_once
-from .session import DFlashPromptCache, warn_no_effect
+from .rollback import Transaction, rows_at_once
+from .sequence import Sequence
+from .session import DFlashPromptCache, open_session
 from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
 
 # Every round leaves buffers of new sizes behind: masks, scores, contexts.
@@ -27,50 +34,52 @@ ROUNDS_PER_CLEAR = 32
 
 @dataclass
 class Round:
-    """The tokens of one target pass, and what is needed to keep only some of its rows.
+    """One target pass over a block of each sequence, and what keeps only some of its rows.
 
-    ``tokens`` holds the accepted drafts and then the bonus; ``logprobs`` a row [V] for each, and
-    perhaps more; ``anchor`` is the first input, if known; ``taken`` counts what was emitted.
+    ``inputs`` [B, W] are anchors and drafts, shorter blocks padded; ``logits`` [B, W, V] the
+    target's own; ``decisions`` one a sequence, once the round has been read.
     """
 
-    tokens: list[int]
-    logprobs: list[mx.array]
-    anchor: int | None
+    sequences: list[Sequence]
+    proposals: list[Proposal]
     inputs: mx.array
     out: Forward
+    logits: mx.array
     transaction: Transaction
-    taken: int = 0
+    decisions: list[Decision] = field(default_factory=list)
+    seconds: float = 0.0
 
     @property
-    def num_accepted(self) -> int:
-        return len(self.tokens) - 1
+    def width(self) -> int:
+        """Rows of the pass for each sequence."""
+        return self.inputs.shape[1]
 
     @property
-    def num_kept(self) -> int:
-        """Rows whose tokens were emitted: the anchor's, and one for each draft taken."""
-        return 1 + min(self.taken, self.num_accepted)
+    def rows_of_logits(self) -> list[mx.array]:
+        """Each sequence's logits [L + 1, V] of its anchor and its L drafts."""
+        return [
+            rows if 1 + p.tokens.size == rows.shape[0] else rows[: 1 + p.tokens.size]
+            for rows, p in zip(self.logits, self.proposals, strict=True)
+        ]
 
 
-class Decoder:
-    """Decodes one sequence; the caches always cover whole emitted tokens between calls.
+class Loop:
+    """Decodes sequences of one target and one drafter, a round at a time.
 
     Args:
         model (nn.Module): The target, from mlx-lm.
         draft_model (Proposer): A :class:`Drafter`, or anything that drafts.
         stream: Where to compute.
         stats (Stats): Filled while decoding.
-        judge (Judge): Decides which drafts stay.
-        kv_quantization (KVQuantization): When to quantise the target's caches.
-        max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
-        prompt_cache (list or DFlashPromptCache, optional): The target's caches to go on from;
-            they are updated in place and, after :meth:`close`, cover exactly the prompt and the
-            emitted tokens.
+        kv_quantization (KVQuantization): When to quantize the target's caches.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
-        verify_width (int, optional): Rows that the target verifies. Default: the block's.
-        guard (DraftGuard, optional): Shared by sequences that stop drafting together.
+        verify_width (int, optional): Rows that the target verifies. Default: in each round those
+            that should give the most tokens a second, at most the block's.
+        adaptive (bool): Choose widths where none is given. Default: ``True``.
+        clock (Clock, optional): Takes the time of each phase, and makes each one wait.
 
     Raises:
-        ValueError: if the pair, a cache or a width does not fit, in one line.
+        ValueError: if the pair or a width does not fit, in one line.
     """
 
     def __init__(
@@ -80,251 +89,378 @@ class Decoder:
         stream: Any,
         stats: Stats,
         *,
-        judge: Judge,
         kv_quantization: KVQuantization,
-        max_kv_size: int | None = None,
-        prompt_cache: list[Any] | DFlashPromptCache | None = None,
         block_size: int | None = None,
         verify_width: int | None = None,
-        guard: DraftGuard | None = None,
+        adaptive: bool = True,
+        clock: Clock | None = None,
     ):
-        self.target, self.proposer = bind(model), draft_model
+        self.model, self.target, self.proposer = model, bind(model), draft_model
         if isinstance(draft_model, Drafter):
             check_fit(draft_model.args, self.target.shape)
         self.block_size, self.verify_width = check_widths(
             draft_model.block_size, block_size, verify_width
         )
-        self.keeps_cache = prompt_cache is not None
-        self.session = prompt_cache if isinstance(prompt_cache, DFlashPromptCache) else None
-        if self.session is not None:
-            prompt_cache = self.session.caches_for(model)
-        fresh = self.target.make_cache(max_kv_size)
-        self.cache = prompt_cache if self.keeps_cache else fresh
-        check_caches(self.cache, fresh)
-        kv_quantization.check(self.cache)
-        if max_kv_size is not None and self.keeps_cache:
-            warn_no_effect("a prompt cache is given")
-        elif max_kv_size is not None and hasattr(model, "make_cache"):
-            warn_no_effect("the model makes its own caches")
-        judge.check_vocabulary(self.target.vocab_size)
-        self.judge, self.kv_quantization = judge, kv_quantization
-        self.history: mx.array | None = None
-        self.stream, self.stats = stream, stats
-        self.position = num_cached(self.cache)
-        self.context = (
-            draft_model.make_context()
-            if self.session is None
-            else self.session.context_for(draft_model)
-        )
-        self.guard = guard or DraftGuard(stats)
-        self._context_start = 0
-        self.anchor: int | None = None
+        self.stream, self.stats, self.clock = stream, stats, clock
+        self.kv_quantization = kv_quantization
+        self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
+        self.controller: Controller | None = None
+        if adaptive and verify_width is None and self.verify_width > 1:
+            self.controller = Controller(self.verify_width, start_width())
         self.round: Round | None = None
+        self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
-        stats.cached_tokens += self.position
-        stats.rule, stats.row_by_row = judge.rule, judge.row_by_row
 
     @property
     def drafts(self) -> bool:
+        """Whether the next round may draft."""
         return self.guard.on and self.verify_width > 1
+
+    def open(
+        self,
+        judge: Judge,
+        prompt_cache: list[Any] | DFlashPromptCache | None = None,
+        max_kv_size: int | None = None,
+    ) -> Sequence:
+        """Begin a sequence.
+
+        Args:
+            judge (Judge): Decides which of its drafts stay.
+            prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. They are
+                updated in place and, after :meth:`close`, cover exactly the prompt and the
+                emitted tokens.
+            max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
+
+        Raises:
+            ValueError: if a cache or a sampler does not fit, in one line.
+        """
+        session = open_session(self.model, self.target, prompt_cache, max_kv_size)
+        self.kv_quantization.check(session.caches)
+        judge.check_vocabulary(self.target.vocab_size)
+        self.stats.cached_tokens += len(session)
+        self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
+        return Sequence(session, judge, session.context_for(self.proposer))
 
     def prefill(
         self,
+        sequence: Sequence,
         prompt: mx.array,
         step_size: int,
         progress: Callable[[int, int], None] = lambda *_: None,
-    ) -> Round:
-        """Process the prompt in chunks, its last token alone, and choose the first token."""
+    ) -> Decision:
+        """Process a prompt in chunks, its last token alone, and choose the first token.
+
+        From here until :meth:`close` the caller's list of caches holds stand-ins.
+
+        Args:
+            sequence (Sequence): From :meth:`open`.
+            prompt (mx.array): Token ids [S], at least one.
+            step_size (int): Tokens to process at a time.
+            progress (callable): Called with the tokens processed so far and their total.
+        """
         start, total = time.perf_counter(), prompt.size
+        with mx.stream(self.stream):
+            check_ids(prompt, self.target.num_embeddings)
+        sequence.session.lend()
         # Processors are shown ids of the caller's own type.
         history, prompt = prompt, prompt.astype(mx.uint32)
-        end = self.position + total
         size = self.proposer.context_size
-        self._context_start = 0 if size is None else end - size
+        sequence.context_start = 0 if size is None else sequence.position + total - size
         done = 0
         progress(done, total)
         with mx.stream(self.stream):
             while total - done > 1:
                 chunk = prompt[done : done + min(step_size, total - done - 1)]
-                self._run_chunk(chunk)
+                self._run_chunk(sequence, chunk)
                 done += chunk.size
                 progress(done, total)
-            self.history = history if self.judge.processors else None
+            if sequence.judge.processors:
+                sequence.history = history
             last = prompt[-1:]
-            # Only a session needs the number itself.
-            anchor = last.item() if self.session is not None else None
-            self.round = self._verify(last, Proposal.none(), anchor)
+            # Only a conversation needs the number itself.
+            sequence.anchor = integer(last) if sequence.session.keeps_tokens else None
+            proposals = [Proposal.none()]
+            self.round = self._decide(
+                self._verify([sequence], sequence.caches, last[None], proposals)
+            )
         progress(total, total)
         self.stats.prompt_tokens += total
         self.stats.prompt_time += time.perf_counter() - start
-        return self.round
+        return self.round.decisions[0]
 
-    def next_round(self, max_tokens: float) -> Round:
-        """Draft, verify and accept up to ``max_tokens`` tokens after those already emitted."""
+    def next_round(
+        self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]
+    ) -> list[Decision]:
+        """Draft, verify and decide.
+
+        Args:
+            sequences (list): Those to decode, in the order of the caches' rows.
+            layers (list): The target's caches of all of them.
+            budgets (sequence): The most tokens to accept for each.
+
+        Returns:
+            list of Decision: One for each sequence; before the next round ``taken`` has to say
+            how many of its tokens were handed out.
+        """
         start = time.perf_counter()
         with mx.stream(self.stream):
             self.settle()
-            width = int(min(self.verify_width if self.drafts else 1, max_tokens))
-            if width > 1:
-                width = self._rows_allowed(width)
-            anchor, proposal = mx.array([self.anchor], mx.uint32), Proposal.none()
-            if width > 1:
-                proposal = self._propose(anchor, width)
-            inputs = mx.concatenate([anchor, proposal.tokens])
-            self.round = self._verify(inputs, proposal, self.anchor)
-            if self.stats.rounds % ROUNDS_PER_CLEAR == ROUNDS_PER_CLEAR - 1:
+            settled = time.perf_counter()
+            self.round = self._decide(self.launch(sequences, layers, budgets))
+            self._passes += 1
+            if self._passes % ROUNDS_PER_CLEAR == 0:
                 mx.clear_cache()
-        self.stats.generation_time += time.perf_counter() - start
-        return self.round
+        end = time.perf_counter()
+        self.round.seconds = end - settled
+        self.stats.generation_time += end - start
+        return self.round.decisions
 
-    def close(self):
-        """Leave the caller's cache covering exactly the prompt and the emitted tokens.
+    def launch(
+        self,
+        sequences: list[Sequence],
+        layers: list[Any],
+        budgets: Rows[float],
+        lazy: bool = False,
+    ) -> Round:
+        """Build a round's graph up to the target's logits; see :meth:`next_round`.
 
-        If even this is interrupted the cache is emptied, so that it cannot be used by mistake.
+        Args:
+            lazy (bool): Leave the drafts unevaluated, too. Default: ``False``.
         """
-        self.stats.kernels = active_kernels()
-        with mx.stream(self.stream):
-            try:
-                covered = self.round is not None and self.round.taken < len(self.round.tokens)
-                extend = self.session is not None
-                self.settle(extend)
-                anchor, self.anchor = self.anchor, None
-                if self.keeps_cache and self.cache and anchor is not None and not covered:
-                    self._run_chunk(mx.array([anchor], mx.uint32), extend)
-                if self.session is not None:
-                    self.session.checkpoint()
-                if self.keeps_cache:
-                    mx.eval([cache.state for cache in self.cache])
-            except BaseException:
-                self.cache.clear()
-                raise
+        widths = self._widths(layers, budgets)
+        anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
+        proposals = self._propose(sequences, anchors, widths, lazy)
+        return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
 
-    def _rows_allowed(self, width: int) -> int:
-        ring = rows_at_once(self.cache)
-        if ring <= 1:
-            self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
-        return int(min(width, ring, self.kv_quantization.rows_at_once(self.cache)))
-
-    def _run_chunk(self, chunk: mx.array, extend: bool = True):
-        wanted = extend and self.position + chunk.size > self._context_start
-        out, transaction = self._forward(chunk, taps=wanted)
-        transaction.commit(chunk.size, out.records)
-        position = self.position
-        self.position += chunk.size
-        if self.session is not None:
-            self.session.append(chunk.tolist())
-        self.kv_quantization.apply(self.cache)
-        if wanted and self.drafts:
-            self._extend(chunk, out.taps, position)
-        mx.eval([cache.state for cache in self.cache], self._context_state())
-        mx.clear_cache()
-
-    def _context_state(self) -> list[mx.array]:
-        return getattr(self.context, "state", [])
-
-    def _propose(self, anchor: mx.array, width: int) -> Proposal:
-        judge = self.judge
-        with self.guard.step():
-            proposal = self.proposer.propose(
-                self.target,
-                anchor,
-                self.context,
-                self.block_size,
-                judge.temperature,
-                judge.next_key(),
-            )
-            return usable(proposal, width - 1)
-        return Proposal.none()
-
-    def _extend(self, tokens: mx.array, taps: mx.array | None, position: int):
-        """Hand committed rows to the drafter, from the first that a later block can see."""
-        first = max(0, self._context_start - position)
-        taps = None if taps is None else taps[:, first:]
-        with self.guard.step():
-            self.proposer.extend(self.context, tokens[first:], taps, position + first)
-
-    def _forward(
-        self, tokens: mx.array, taps: bool = False, record: bool = False
-    ) -> tuple[Forward, Transaction]:
-        transaction = Transaction(self.cache, tokens.size)
-        layers = self.proposer.target_layer_ids if taps and self.drafts else ()
-        try:
-            out = self.target.forward(tokens[None], self.cache, layers, record)
-            self.kv_quantization.check_heads(self.cache)
-        except BaseException:
-            transaction.abort()
-            raise
-        return out, transaction
-
-    def _verify(self, inputs: mx.array, proposal: Proposal, anchor: int | None) -> Round:
-        """Run the anchor and the drafts after it, and let the judge decide on them.
-
-        An error while the drafts themselves are computed, which is only now, ends the generation.
-        """
-        out, transaction = self._forward(inputs, taps=True, record=inputs.size > 1)
-        try:
-            logits = self.target.logits(out.hidden)[0]
-            # What outlives the round is computed with it: another thread may take the next one.
-            attending = [c.state for c in self.cache if not isinstance(c, ArraysCache)]
-            lasting = [x for x in (out.taps, self.history) if x is not None]
-            mx.async_eval(attending, lasting, self._context_state())
-            decision = self.judge.decide(proposal, logits, self.history)
-            self.stats.host_reads += decision.host_reads
-            # A warning may be an error, too.
-            self.guard.check(decision.finite)
-        except BaseException:
-            transaction.abort()
-            raise
-        return Round(decision.tokens, decision.logprobs, anchor, inputs, out, transaction)
-
-    def settle(self, extend: bool = True):
-        """Keep the rows of the round's emitted tokens; the last of them is the next anchor.
+    def settle(self, extend: bool = True) -> None:
+        """Keep the rows of the tokens that the round's sequences handed out.
 
         Args:
             extend (bool): Hand the rows to the drafter, for more rounds. Default: ``True``.
         """
         if self.round is None:
             return
-        round, self.round = self.round, None
-        kept, emitted, position = round.num_kept, round.tokens[: round.taken], self.position
-        first = self.anchor is None
+        self._lap(HOST)
+        start = time.perf_counter()
+        round_, self.round = self.round, None
+        sequences, decisions = round_.sequences, round_.decisions
+        keeps = [decision.num_kept for decision in decisions]
         try:
-            round.transaction.commit(kept, round.out.records)
+            round_.transaction.commit(keeps, round_.out.records)
         except BaseException:
-            self.cache.clear()
+            round_.transaction.layers.clear()
             raise
-        self.advance(kept, emitted)
-        # From here on caches and anchor are right: what follows may fail without making them wrong.
-        if self.session is not None:
-            self.session.append([round.anchor, *emitted][:kept])
-            if first:
-                self.session.checkpoint()
-        self.kv_quantization.apply(self.cache)
+        positions = [sequence.position for sequence in sequences]
+        answering = [sequence.answering for sequence in sequences]
+        for sequence, decision in zip(sequences, decisions, strict=True):
+            sequence.advance(decision)
+        # From here on caches and anchors are right: what follows may fail and leave them so.
+        self.kv_quantization.apply(round_.transaction.layers)
         if extend and self.drafts:
-            taps = round.out.taps
-            taps = None if taps is None else taps[:, :kept]
-            self._extend(round.inputs[:kept], taps, position)
-        self._count(round, first)
+            self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
+        self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
+        round_.seconds += time.perf_counter() - start
+        self._count(round_, answering)
 
-    def _count(self, round: Round, first: bool):
-        bonus = round.taken > round.num_accepted
-        if first:
-            self.stats.prefills += bonus
-        else:
-            before = self.stats.first_drafts
-            self.stats.count_round(round.inputs.size - 1, round.num_kept - 1, bonus)
-            warn_low_acceptance(self.stats, before)
+    def close(self, sequence: Sequence) -> None:
+        """Leave a sequence's caches covering exactly the prompt and the emitted tokens.
 
-    def advance(self, kept: int, emitted: list[int]):
-        """Account for a round: rows that stay in the caches, and the tokens that they gave."""
-        self.position += kept
-        self.anchor = emitted[-1] if emitted else None
-        if self.history is not None:
-            self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+        If even this is interrupted the caches are emptied, so that they cannot be used by mistake.
+        """
+        self.stats.kernels = active_kernels()
+        session, extend = sequence.session, sequence.session.keeps_tokens
+        with mx.stream(self.stream):
+            try:
+                self.settle(extend)
+                anchor, sequence.anchor = sequence.anchor, None
+                if session.kept and sequence.caches and sequence.answering and anchor is not None:
+                    self._run_chunk(sequence, mx.array([anchor], mx.uint32), extend)
+                session.checkpoint()
+                if session.kept:
+                    mx.eval([cache.state for cache in sequence.caches])
+            except BaseException:
+                sequence.caches.clear()
+                raise
+            finally:
+                session.give_back()
+
+    def _widths(self, layers: list[Any], budgets: Rows[float]) -> list[int]:
+        """Rows that each sequence's block may have in this round."""
+        most: float = self.verify_width if self.drafts else 1
+        if most > 1 and max(budgets) > 1:
+            ring = rows_at_once(layers)
+            if ring <= 1:
+                self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
+            most = min(most, ring, self.kv_quantization.rows_at_once(layers))
+            if self.controller is not None:
+                most = self.controller.choose(int(min(most, max(budgets))), len(budgets))
+        return [int(min(most, budget)) for budget in budgets]
+
+    def _propose(
+        self, sequences: list[Sequence], anchors: mx.array, widths: list[int], lazy: bool
+    ) -> list[Proposal]:
+        """Draft for every sequence that has room; none drafts once drafting has stopped."""
+        proposals = [Proposal.none() for _ in sequences]
+        # A sequence with room for one token takes no key, as on its own.
+        places = [index for index, width in enumerate(widths) if width > 1]
+        if not places:
+            return proposals
+        drafting = [sequences[index] for index in places]
+        # Our own drafter takes its tokens from the target's head.
+        known = None if isinstance(self.proposer, Drafter) else self.target.num_embeddings
+        with self.guard.step():
+            found = propose_rows(
+                self.proposer,
+                self.target,
+                anchors if len(places) == len(sequences) else anchors[mx.array(places)],
+                [sequence.context for sequence in drafting],
+                self.block_size,
+                [sequence.judge for sequence in drafting],
+                self.clock,
+            )
+            found = [
+                usable(proposal, widths[index] - 1, known)
+                for index, proposal in zip(places, found, strict=True)
+            ]
+            # The drafter runs while the target's graph is built; launch errors show here.
+            if not lazy:
+                mx.async_eval([x for proposal in found for x in proposal if x is not None])
+            for index, proposal in zip(places, found, strict=True):
+                proposals[index] = proposal
+        self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
+        return proposals
+
+    def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
+        """Append known tokens [S] to a sequence's caches and to its context."""
+        wanted = extend and sequence.position + chunk.size > sequence.context_start
+        out, transaction = self._forward(sequence.caches, chunk[None], taps=wanted)
+        transaction.commit([chunk.size], out.records)
+        position = sequence.position
+        sequence.position += chunk.size
+        if sequence.session.keeps_tokens:
+            sequence.session.append(integers(chunk))
+        self.kv_quantization.apply(sequence.caches)
+        if wanted and self.drafts:
+            # From the first row that a later block can see.
+            first = max(0, sequence.context_start - position)
+            taps = None if out.taps is None else out.taps[:, first:]
+            kept = chunk.size - first
+            self._extend([sequence], chunk[None, first:], taps, [position + first], [kept])
+        mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
+        mx.clear_cache()
+
+    def _extend(
+        self,
+        sequences: list[Sequence],
+        inputs: mx.array,
+        taps: mx.array | None,
+        positions: list[int],
+        keeps: list[int],
+    ) -> None:
+        contexts = [sequence.context for sequence in sequences]
+        with self.guard.step():
+            extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
+
+    def _forward(
+        self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False
+    ) -> tuple[Forward, Transaction]:
+        transaction = Transaction(layers, tokens.shape[1])
+        tap_layers = self.proposer.target_layer_ids if taps and self.drafts else ()
+        with _aborting(transaction):
+            out = self.target.forward(tokens, layers, tap_layers, record)
+            self.kv_quantization.check_heads(layers)
+        return out, transaction
+
+    def _verify(
+        self,
+        sequences: list[Sequence],
+        layers: list[Any],
+        inputs: mx.array,
+        proposals: list[Proposal],
+    ) -> Round:
+        """Run the anchors and the drafts after them through the target."""
+        out, transaction = self._forward(layers, inputs, taps=True, record=inputs.shape[1] > 1)
+        with _aborting(transaction):
+            logits = self.target.logits(out.hidden)
+        return Round(sequences, proposals, inputs, out, logits, transaction)
+
+    def _decide(self, round_: Round) -> Round:
+        """Let the judges decide, with one host read where their rules allow.
+
+        An error while the drafts themselves are computed, which is only now, ends the generation.
+        """
+        sequences = round_.sequences
+        with _aborting(round_.transaction):
+            # Evaluate state that outlives this round now; the next may run on another thread.
+            lasting = [round_.out.taps, *(s.history for s in sequences)]
+            mx.async_eval(
+                _states(round_),
+                [x for x in lasting if x is not None],
+                [s.context_state for s in sequences],
+            )
+            self._lap(VERIFY, round_.logits)
+            round_.decisions = decide_all(
+                [sequence.judge for sequence in sequences],
+                round_.proposals,
+                round_.rows_of_logits,
+                [sequence.history for sequence in sequences],
+            )
+            self.stats.host_reads += sum(d.host_reads for d in round_.decisions)
+            # A warning may be an error, too.
+            self.guard.check(all(decision.finite for decision in round_.decisions))
+        self._lap(ACCEPT)
+        return round_
+
+    def _count(self, round_: Round, answering: list[bool]) -> None:
+        before, decisions = self.stats.first_drafts, round_.decisions
+        for decision, after_prompt in zip(decisions, answering, strict=True):
+            bonus = decision.taken > decision.num_accepted
+            if after_prompt:
+                self.stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
+            else:
+                self.stats.prefills += bonus
+        if all(answering):
+            self.stats.count_pass(round_.width)
+            if self.controller is not None and self.guard.on:
+                drafts = [(decision.num_drafted, decision.num_accepted) for decision in decisions]
+                self.controller.observe(round_.width, drafts, round_.seconds)
+                self.stats.parked = self.controller.reason
+                self.stats.parked_rounds += self.controller.parked and round_.width == 1
+        warn_low_acceptance(self.stats, before)
+
+    def _lap(self, phase: str, *results: Any) -> None:
+        if self.clock is not None:
+            self.clock.lap(phase, *results)
 
 
-def warn_low_acceptance(stats: Stats, before: int):
-    """Warn once, in the pass that completes the number of first drafts that a judgement needs.
+def _blocks(anchors: mx.array, proposals: Rows[Proposal]) -> mx.array:
+    """Each sequence's anchor and drafts [B, W]; shorter ones are padded."""
+    most = max(proposal.tokens.size for proposal in proposals)
+    if most == 0:
+        return anchors[:, None]
+    if len(proposals) == 1:
+        return mx.concatenate([anchors, proposals[0].tokens])[None]
+    drafts = [mx.pad(p.tokens, (0, most - p.tokens.size)) for p in proposals]
+    return mx.concatenate([anchors[:, None], mx.stack(drafts)], axis=1)
+
+
+def _states(round_: Round) -> list[Any]:
+    """What the pass left in caches of keys and values; recurrent states wait for the commit."""
+    return [c.state for c in round_.transaction.layers if not isinstance(c, ArraysCache)]
+
+
+@contextmanager
+def _aborting(transaction: Transaction) -> Iterator[None]:
+    """Put the caches back if the pass fails."""
+    try:
+        yield
+    except BaseException:
+        transaction.abort()
+        raise
+
+
+def warn_low_acceptance(stats: Stats, before: int) -> None:
+    """Warn once, in the pass that completes the number of first drafts that a judgment needs.
 
     Args:
         stats (Stats): With the pass counted.
@@ -335,16 +471,37 @@ def warn_low_acceptance(stats: Stats, before: int):
         warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
 
 
-def usable(proposal: Proposal, count: int) -> Proposal:
-    """The first drafts of a proposal, as the target reads them.
+def check_ids(prompt: mx.array, vocab_size: int) -> None:
+    """Refuse token ids that the target cannot embed: MLX would read other memory.
 
     Raises:
-        ValueError: if they are no row of ids.
+        ValueError: naming the id and the place.
+    """
+    wrong = (prompt < 0) | (prompt >= vocab_size)
+    if wrong.any().item():
+        index = integer(mx.argmax(wrong))
+        raise ValueError(
+            f"`prompt` holds token {integer(prompt[index])} at place {index} but the target has "
+            f"{vocab_size} tokens; the tokenizer may be of another model."
+        )
+
+
+def usable(proposal: Proposal, count: int, known: int | None = None) -> Proposal:
+    """The first drafts of a proposal, as the target reads them.
+
+    Ids from ``known`` on become another one, and the proposal not finite.
+
+    Raises:
+        ValueError: if they are not a row of ids.
     """
     proposal = proposal.first(count)
     if proposal.tokens.ndim != 1:
         raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-    return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
+    tokens = proposal.tokens.astype(mx.uint32)
+    if known is None:
+        return proposal._replace(tokens=tokens)
+    finite = proposal.finite & (tokens < known).all()
+    return proposal._replace(tokens=mx.minimum(tokens, known - 1), finite=finite)
 
 
 def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:

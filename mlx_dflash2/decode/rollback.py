@@ -1,17 +1,21 @@
 """Taking rows back out of a target's caches: one strategy for each cache class of mlx-lm.
 
-A pass appends L rows to every cache; then the first ``keep`` of them stay, for any keep from 0 to
-L. Caches that can drop their newest rows are trimmed. A ring that has wrapped is put back and the
-kept rows are appended again. A recurrent state is put back and its recurrence run on the kept rows.
+A pass appends L rows to every cache. Then each sequence keeps the first of its rows, from 0 to L
+for one sequence alone and from 1 to L for each of a batch. Caches that can drop their newest rows
+are trimmed. A ring that has wrapped is put back and the kept rows are appended again. A recurrent
+state is put back and its recurrence run on the kept rows. A batch's caches are right-aligned: what
+a sequence rejects is rolled out to the left, where the mask hides it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import (
     ArraysCache,
+    BatchKVCache,
+    BatchRotatingKVCache,
     CacheList,
     KVCache,
     QuantizedKVCache,
@@ -20,12 +24,12 @@ from mlx_lm.models.cache import (
 
 
 class Rollback(Protocol):
-    """A cache's way back, made just before a pass appends to it."""
+    """The undo handle of one cache, taken before a pass appends to it."""
 
-    def commit(self, keep: int, record: Any):
-        """Leave the first ``keep`` of the pass's rows in the cache."""
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
+        """Leave the first ``keeps[b]`` of sequence b's rows in the cache."""
 
-    def abort(self):
+    def abort(self) -> None:
         """Put the cache back, however far the pass has come."""
 
 
@@ -35,13 +39,13 @@ class Trim:
     def __init__(self, cache: Any, num_rows: int):
         self.cache, self.start = cache, cache.offset
 
-    def commit(self, keep: int, record: Any):
-        surplus = self.cache.offset - self.start - keep
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
+        surplus = self.cache.offset - self.start - keeps[0]
         if surplus > 0 and self.cache.trim(surplus) != surplus:
             raise RuntimeError(f"{type(self.cache).__name__} did not drop {surplus} rows.")
 
-    def abort(self):
-        self.commit(0, None)
+    def abort(self) -> None:
+        self.commit([0], None)
 
 
 class Restore:
@@ -51,7 +55,8 @@ class Restore:
         self.cache, self.num_rows = cache, num_rows
         self.saved = _state(cache)
 
-    def commit(self, keep: int, record: Any):
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
+        keep = keeps[0]
         if keep == self.num_rows:
             return
         rows = [x[..., -self.num_rows :, :] for x in (self.cache.keys, self.cache.values)]
@@ -59,7 +64,7 @@ class Restore:
         if keep > 0:
             self.cache.update_and_fetch(*(x[..., :keep, :] for x in rows))
 
-    def abort(self):
+    def abort(self) -> None:
         self.cache.state = tree_map(_handle, self.saved)
 
 
@@ -69,33 +74,73 @@ class Replay:
     def __init__(self, cache: Any, num_rows: int):
         self.cache, self.num_rows, self.saved = cache, num_rows, list(cache.cache)
 
-    def commit(self, keep: int, record: Any):
-        if keep == 0:
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
+        if max(keeps) == 0:
             self.abort()
-        elif keep < self.num_rows:
+        elif min(keeps) < self.num_rows:
             if record is None:
                 raise RuntimeError("A recurrent cache cannot keep part of an unrecorded pass.")
-            self._set(record.replay(keep))
+            alone = len(keeps) == 1
+            self._set(record.replay(keeps[0]) if alone else record.replay_rows(keeps))
 
-    def abort(self):
+    def abort(self) -> None:
         self._set(self.saved)
 
-    def _set(self, arrays: Sequence[mx.array | None]):
+    def _set(self, arrays: Sequence[mx.array | None]) -> None:
         for index, array in enumerate(arrays):
             self.cache[index] = array
 
 
+class TrimAndRoll:
+    """Drop the newest rows that no sequence of a batch keeps; roll out what some reject."""
+
+    def __init__(self, cache: BatchKVCache, num_rows: int):
+        self.cache, self.num_rows, self.start = cache, num_rows, cache.size()
+
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
+        surplus = [self.num_rows - keep for keep in keeps]
+        shared = min(surplus)
+        if self.cache.trim(shared) != shared:
+            raise RuntimeError(f"BatchKVCache did not drop {shared} rows.")
+        if max(surplus) > shared:
+            self.cache.prepare(right_padding=[count - shared for count in surplus])
+            self.cache.finalize()
+
+    def abort(self) -> None:
+        self.cache.trim(self.cache.size() - self.start)
+
+
+class Roll:
+    """Roll a batch's rejected rows out of its rings."""
+
+    def __init__(self, cache: BatchRotatingKVCache, num_rows: int):
+        self.cache, self.num_rows = cache, num_rows
+        if num_rows > 1:
+            _put_in_order(cache)
+        self.saved = _state(cache)
+
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
+        surplus = [self.num_rows - keep for keep in keeps]
+        if any(surplus):
+            # What wraps to the front of a full ring is among the rows that the next pass drops.
+            self.cache.prepare(lengths=[-count for count in surplus], right_padding=surplus)
+            self.cache.finalize()
+
+    def abort(self) -> None:
+        self.cache.state = tree_map(_handle, self.saved)
+
+
 class Each:
-    """A list of caches, each its own way."""
+    """The undo handles of a list of caches, part by part."""
 
     def __init__(self, cache: Any, num_rows: int):
         self.parts = [_begin(part, num_rows) for part in cache.caches]
 
-    def commit(self, keep: int, record: Any):
+    def commit(self, keeps: Sequence[int], record: Any) -> None:
         for index, part in enumerate(self.parts):
-            part.commit(keep, None if record is None else record[index])
+            part.commit(keeps, None if record is None else record[index])
 
-    def abort(self):
+    def abort(self) -> None:
         for part in self.parts:
             part.abort()
 
@@ -105,25 +150,38 @@ def _handle(value: Any) -> Any:
     return value[...] if isinstance(value, mx.array) else value
 
 
+def _put_in_order(cache: BatchRotatingKVCache) -> None:
+    """Order wrapped rings by time, as a pass of several rows does, but before its mask is made.
+
+    mlx-lm's mask of several rows takes the ring's index for the number of its rows.
+    """
+    keys, values, offset, left_padding, size, count, index, rotated = cache.state
+    if rotated:
+        keys, values = (mx.roll(x, -index, 2) for x in (keys, values))
+        cache.state = (keys, values, offset, left_padding, size, count, keys.shape[2], False)
+
+
 def _rotating(cache: RotatingKVCache, num_rows: int) -> Rollback:
     wraps = cache.offset + num_rows > cache.max_size
     return Restore(cache, num_rows) if wraps else Trim(cache, num_rows)
 
 
-_STRATEGIES = {
+# Caches of one sequence, and those that only a batch has.
+_ALONE: dict[type, Callable[[Any, int], Rollback]] = {
     KVCache: Trim,
     QuantizedKVCache: Trim,
     RotatingKVCache: _rotating,
     ArraysCache: Replay,
     CacheList: Each,
 }
+_STRATEGIES = _ALONE | {BatchKVCache: TrimAndRoll, BatchRotatingKVCache: Roll}
 
 
 def _begin(cache: Any, num_rows: int) -> Rollback:
     return _STRATEGIES[type(cache)](cache, num_rows)
 
 
-def check_caches(prompt_cache: Sequence[Any], fresh: Sequence[Any]):
+def check_caches(prompt_cache: Sequence[Any], fresh: Sequence[Any]) -> None:
     """Refuse caches that are not the target's, or that rows cannot be taken out of exactly.
 
     Args:
@@ -140,8 +198,8 @@ def check_caches(prompt_cache: Sequence[Any], fresh: Sequence[Any]):
             f"The prompt cache has {len(prompt_cache)} caches but the target has {len(fresh)}."
         )
     for index, (cache, own) in enumerate(zip(prompt_cache, fresh, strict=True)):
-        if type(cache) not in _STRATEGIES:
-            known = ", ".join(kind.__name__ for kind in _STRATEGIES)
+        if type(cache) not in _ALONE:
+            known = ", ".join(kind.__name__ for kind in _ALONE)
             raise ValueError(
                 f"The target's cache {type(cache).__name__} cannot be rolled back; supported are "
                 f"{known}."
@@ -156,7 +214,7 @@ def check_caches(prompt_cache: Sequence[Any], fresh: Sequence[Any]):
 
 
 def _layout(cache: Any) -> type:
-    """Caches of keys and values, quantised or rotating or neither, stand for one another."""
+    """Caches of keys and values, quantized or rotating or neither, stand for one another."""
     return type(cache) if isinstance(cache, ArraysCache | CacheList) else KVCache
 
 
@@ -164,19 +222,20 @@ class Transaction:
     """One pass over all caches: begin it, run the pass, then commit or abort.
 
     Args:
-        prompt_cache (list): The target's caches.
+        layers (list): The target's caches, of one sequence or of a batch.
         num_rows (int): The rows that the pass will append.
     """
 
-    def __init__(self, prompt_cache: Sequence[Any], num_rows: int):
-        self.parts = [_begin(cache, num_rows) for cache in prompt_cache]
+    def __init__(self, layers: list[Any], num_rows: int):
+        self.layers = layers
+        self.parts = [_begin(cache, num_rows) for cache in layers]
 
-    def commit(self, keep: int, records: Sequence[Any]):
-        """Keep the first ``keep`` rows; ``records`` are the pass's, one a cache."""
+    def commit(self, keeps: Sequence[int], records: Sequence[Any]) -> None:
+        """Keep the first ``keeps[b]`` rows of sequence b; ``records`` are the pass's, by layer."""
         for part, record in zip(self.parts, records, strict=True):
-            part.commit(keep, record)
+            part.commit(keeps, record)
 
-    def abort(self):
+    def abort(self) -> None:
         """Put every cache back to where it was at the beginning."""
         for part in self.parts:
             part.abort()
@@ -193,7 +252,7 @@ class Checkpoint:
         self.length = num_cached(prompt_cache)
         self.states = [None if drops_rows(cache) else _state(cache) for cache in prompt_cache]
         # Another thread may come back here.
-        mx.eval([value for _, value in tree_flatten(self.states) if isinstance(value, mx.array)])
+        mx.eval([x for x in dict(tree_flatten(self.states)).values() if isinstance(x, mx.array)])
 
     def fits(self, prompt_cache: Sequence[Any]) -> bool:
         """Whether the caches can go back: all that are unsaved here can still drop rows."""
@@ -202,7 +261,7 @@ class Checkpoint:
             state is not None or drops_rows(cache) for cache, state in pairs
         )
 
-    def restore(self, prompt_cache: Sequence[Any]):
+    def restore(self, prompt_cache: Sequence[Any]) -> None:
         """Take the caches back to this place."""
         for cache, state in zip(prompt_cache, self.states, strict=True):
             if state is None:

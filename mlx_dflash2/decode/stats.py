@@ -20,15 +20,19 @@ class Stats:
         prompt_tokens (int): Tokens of the prompt that were processed.
         cached_tokens (int): Tokens that the prompt cache already held.
         rounds (int): Target passes after the prompt's; in a batch, each row of one counts.
-        passes (int): Target passes of a batch after its prompts'.
+        passes (int): Target passes after the prompts'; a batch's rows share them.
         drafted (int): Draft tokens that were verified.
         accepted (int): Draft tokens that were emitted.
         bonus (int): Tokens of the target's own after accepted drafts.
         drafted_at, accepted_at (list): The same by position in the block.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
+        widths (dict): Passes by the rows that each sequence had in them.
+        parked_rounds (int): Passes without drafts because drafting did not pay.
+        parked (str, optional): Why the last passes were plain, if they were.
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
         host_reads (int): How often the host waited for the device, for the prompt and all rounds.
         fallback (str, optional): Why drafting stopped before the end, if it did.
+        draft_error (Exception, optional): What the drafter raised, if that was the reason.
         rule (str): How drafts were accepted: ``greedy``, ``rejection`` or ``coupled``.
         row_by_row (str, optional): What made it necessary to judge rows one after the other.
         kernels (dict): For each of the package's ops that ran ``metal``, or ``plain: `` and why.
@@ -47,16 +51,20 @@ class Stats:
     accepted_at: list[int] = field(default_factory=list)
     block_size: int = 1
     verify_width: int = 1
+    widths: dict[int, int] = field(default_factory=dict)
+    parked_rounds: int = 0
+    parked: str | None = None
     draft_failures: int = 0
     host_reads: int = 0
     fallback: str | None = None
+    draft_error: Exception | None = None
     rule: str = "greedy"
     row_by_row: str | None = None
     kernels: dict[str, str] = field(default_factory=dict)
     prompt_time: float = 0.0
     generation_time: float = 0.0
 
-    def count_round(self, drafted: int, accepted: int, bonus: bool):
+    def count_round(self, drafted: int, accepted: int, bonus: bool) -> None:
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
@@ -65,6 +73,10 @@ class Stats:
             counts.extend([0] * (drafted - len(counts)))
             for position in range(number):
                 counts[position] += 1
+
+    def count_pass(self, width: int) -> None:
+        self.passes += 1
+        self.widths[width] = self.widths.get(width, 0) + 1
 
     @property
     def first_drafts(self) -> int:
@@ -100,7 +112,7 @@ class Stats:
             f"only {accepted} of {drafted} first drafts were accepted, fewer than "
             f"{LOW_ACCEPTANCE:.0%}; likely causes, in this order: the drafter was made for another "
             "target or fine-tune, the chat template or thinking mode differs from its training, "
-            "the drafter's config or weights are damaged, its dtype or quantisation, the text is "
+            "the drafter's config or weights are damaged, its dtype or quantization, the text is "
             "unlike its training. `mlx_dflash2 doctor --trace` finds the stage at fault"
         )
 
@@ -124,6 +136,12 @@ class Stats:
             f"{self.accepted} of {self.drafted} drafts accepted "
             f"(block {self.block_size}, verify width {self.verify_width}, {self.rule})",
         ]
+        if self.parked_rounds:
+            why = f": {self.parked}" if self.parked else ""
+            lines.append(f"Without drafts in {self.parked_rounds} rounds{why}")
+        if len(self.widths) > 1:
+            widths = ", ".join(f"{width} x {n}" for width, n in sorted(self.widths.items()))
+            lines.append(f"Verify widths (rows x rounds): {widths}")
         if self.row_by_row:
             lines.append(f"Rows judged one by one because of {self.row_by_row}")
         if self.drafted_at:

@@ -49,7 +49,30 @@ def test_an_exception_in_the_drafter(kind, step, error):
     assert tokens == plain
     assert len(calls) == 3 and stats.draft_failures == 1 and stats.accepted > 0
     assert len(messages) == 1 and str(error) in messages[0] and str(error) in stats.fallback
-    assert stats.generation_tokens == 30
+    assert stats.generation_tokens == 30 and stats.draft_error is error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("lost"), MemoryError(), AttributeError("typo")])
+@pytest.mark.parametrize("step", ["propose", "extend"])
+def test_only_the_device_may_fail_in_our_own_drafter(step, error, monkeypatch):
+    """A fault of this package is seen; a device that gives up costs the drafts."""
+    model, drafter = make_model(DENSE), make_drafter()
+    plain = plain_tokens(model, PROMPT, 30)
+    calls, original = [], getattr(drafter, step)
+
+    def fails_at_the_third(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+        return original(*args)
+
+    monkeypatch.setattr(drafter, step, fails_at_the_third)
+    if isinstance(error, AttributeError):
+        with pytest.raises(AttributeError, match="typo"):
+            run(model, drafter)
+        return
+    tokens, stats, messages = run(model, drafter)
+    assert tokens == plain and stats.draft_error is error and len(messages) == 1
 
 
 def test_nothing_else_is_swallowed():
@@ -75,7 +98,7 @@ def test_non_finite_drafts(kind):
 
 def test_a_real_drafter_that_overflows():
     model, drafter = make_model(DENSE), make_drafter()
-    drafter.layers[0].mlp.down_proj.weight = mx.full((64, 96), float("inf"))
+    drafter.layers[0].mlp.down_proj.weight = mx.full((64, 128), float("inf"))
     tokens, stats, messages = run(model, drafter)
     assert tokens == plain_tokens(model, PROMPT, 30)
     assert stats.draft_failures == 1 and len(messages) == 1

@@ -45,7 +45,7 @@ def test_kept_rows_are_all_that_is_left(kind, length, keep):
     run(target, cache, prompt)
     transaction = Transaction(cache, ROWS)
     out = run(target, cache, rows, record=True)
-    transaction.commit(keep, out.records)
+    transaction.commit([keep], out.records)
     run(target, fresh, prompt)
     for token in rows[:keep]:
         run(target, fresh, [token])
@@ -97,7 +97,7 @@ def test_a_ring_with_a_kept_head_takes_only_rows_that_fit(offset, rows):
     tokens = list(range(100, 100 + rows))
     transaction = Transaction(cache, rows)
     keep = (rows + 1) // 2
-    transaction.commit(keep, run(target, cache, tokens).records)
+    transaction.commit([keep], run(target, cache, tokens).records)
     for token in tokens[:keep]:
         run(target, fresh, [token])
     expected = follow(target, fresh, steps=(1, 1))
@@ -114,7 +114,7 @@ def test_lists_of_caches_are_rolled_back_one_by_one():
     append(0, 7)
     transaction = Transaction([cache], 4)
     append(7, 4)
-    transaction.commit(2, [None])
+    transaction.commit([2], [None])
     assert num_cached([cache]) == 9
     (keys, _), (ring, _) = append(100, 2)
     assert keys.flatten().tolist() == [*range(9), 100, 101]
@@ -127,7 +127,7 @@ def test_a_partly_kept_recurrent_pass_needs_its_record():
     transaction = Transaction(cache, ROWS)
     out = run(target, cache, [1] * ROWS)
     with pytest.raises(RuntimeError, match="unrecorded"):
-        transaction.commit(2, out.records)
+        transaction.commit([2], out.records)
 
 
 class Untrimmable(KVCache):

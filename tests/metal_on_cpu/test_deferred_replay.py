@@ -30,7 +30,7 @@ def verify(target, cache, tokens, keep):
     """One round: run the rows, then keep the first ``keep`` of them; their logits."""
     transaction = Transaction(cache, len(tokens))
     out = target.forward(mx.array([tokens]), cache, record=True)
-    transaction.commit(keep, out.records)
+    transaction.commit([keep], out.records)
     return target.logits(out.hidden)
 
 

@@ -1,23 +1,26 @@
 """Drafting for several sequences: a context each, and one pass of the drafter where it can."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeGuard
 
 import mlx.core as mx
 
-from ...drafter.context import BlockAttention, DrafterContext, LayerContext, block_mask
+from ...drafter.context import BlockRows, Context, DrafterContext, LayerContext, block_mask
 from ...drafter.model import Drafter, Proposal, Proposer
+from ...targets import Target
+from ..clock import DRAFT, Clock
 from ..judge import Judge
 
 
-class StackedLayer(BlockAttention):
+class StackedLayer:
     """One layer's contexts of several sequences, right-aligned, for a block after each."""
 
-    def __init__(self, rows: Sequence[LayerContext]):
+    def __init__(self, rows: Sequence[LayerContext]) -> None:
         self.rows, self.size = rows, max(len(row) for row in rows)
 
     def mask(self, block_size: int, window: int | None, causal: bool) -> mx.array | None:
-        """As a single layer's, [B, 1, L, keys], with the padding of shorter contexts hidden."""
+        """Make the mask [B, 1, L, keys] that also hides the padding of shorter contexts."""
         visible = block_mask(self.size, block_size, window, causal)
         padding = [self.size - len(row) for row in self.rows]
         if not any(padding):
@@ -27,12 +30,12 @@ class StackedLayer(BlockAttention):
         return real if visible is None else visible & real
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Every context followed by its row of a block [B, n_kv_heads, L, head_dim]."""
+        """Return every context followed by its row of a block [B, n_kv_heads, L, head_dim]."""
         none = keys[:1, :, :0], values[:1, :, :0]
         rows = [row.keys_and_values() if len(row) else none for row in self.rows]
         stacked = (mx.concatenate([self._pad(x) for x in side]) for side in zip(*rows, strict=True))
         keys, values = (
-            mx.concatenate(pair, axis=2) for pair in zip(stacked, (keys, values), strict=True)
+            mx.concatenate([*pair], axis=2) for pair in zip(stacked, (keys, values), strict=True)
         )
         return keys, values
 
@@ -40,20 +43,23 @@ class StackedLayer(BlockAttention):
         return mx.pad(x, [(0, 0), (0, 0), (self.size - x.shape[2], 0), (0, 0)])
 
 
-class StackedContext:
+class StackedContext(Context):
     """Contexts of several sequences, read together by one pass of a :class:`Drafter`."""
 
-    def __init__(self, contexts: Sequence[DrafterContext]):
+    def __init__(self, contexts: Sequence[DrafterContext]) -> None:
         self.offset = mx.array([context.offset for context in contexts])
         layers = zip(*(context.layers for context in contexts), strict=True)
         self.layers = [StackedLayer(rows) for rows in layers]
 
-    def mask(self, index: int, block_size: int, window: int | None, causal: bool):
-        """As a single context's."""
-        return self.layers[index].mask(block_size, window, causal)
+    def attend(self, layer: int, block: BlockRows) -> mx.array:
+        queries, keys, values, scale, window, causal = block
+        stacked = self.layers[layer]
+        mask = stacked.mask(queries.shape[2], window, causal)
+        keys, values = stacked.with_block(keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
 
 
-def takes_batches(proposer: Proposer) -> bool:
+def takes_batches(proposer: Proposer) -> TypeGuard[Drafter]:
     """Whether it is a drafter whose rotation takes a position for each sequence."""
     if not isinstance(proposer, Drafter):
         return False
@@ -63,35 +69,46 @@ def takes_batches(proposer: Proposer) -> bool:
 
 def propose_rows(
     proposer: Proposer,
-    target: Any,
+    target: Target,
     anchors: mx.array,
     contexts: Sequence[Any],
     block_size: int,
     judges: Sequence[Judge],
+    clock: Clock | None = None,
 ) -> list[Proposal]:
     """Draft a block for each of several sequences, in the order of their anchors [B].
 
     Sequences of one temperature share a pass of the drafter.
     """
+    timed: dict[str, Any] = {}
+    if clock is not None and isinstance(proposer, Drafter):
+        timed["on_block"] = partial(clock.lap, DRAFT)
+    if len(judges) == 1 or not takes_batches(proposer):
+        return [
+            proposer.propose(
+                target, anchor, context, block_size, judge.temperature, judge.draft_key(), **timed
+            )
+            for anchor, context, judge in zip(_each(anchors), contexts, judges, strict=True)
+        ]
     proposals: dict[int, Proposal] = {}
-    if not takes_batches(proposer):
-        for b, (context, judge) in enumerate(zip(contexts, judges, strict=True)):
-            proposals[b] = proposer.propose(
-                target, anchors[b : b + 1], context, block_size, judge.temperature, judge.next_key()
-            )
-    else:
-        for temperature in {judge.temperature for judge in judges}:
-            rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
-            found = proposer.propose_rows(
-                target,
-                anchors[mx.array(rows)],
-                StackedContext([contexts[b] for b in rows]),
-                block_size,
-                temperature,
-                [judges[b].next_key() for b in rows],
-            )
-            proposals |= dict(zip(rows, found, strict=True))
+    for temperature in {judge.temperature for judge in judges}:
+        rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
+        found = proposer.propose_rows(
+            target,
+            anchors if len(rows) == len(judges) else anchors[mx.array(rows)],
+            StackedContext([contexts[b] for b in rows]),
+            block_size,
+            temperature,
+            [judges[b].draft_key() for b in rows],
+            **timed,
+        )
+        proposals |= dict(zip(rows, found, strict=True))
     return [proposals[b] for b in range(len(judges))]
+
+
+def _each(anchors: mx.array) -> list[mx.array]:
+    """Each anchor as an array [1]."""
+    return [anchors[b : b + 1] for b in range(anchors.size)] if anchors.size > 1 else [anchors]
 
 
 def extend_rows(
@@ -101,7 +118,7 @@ def extend_rows(
     taps: mx.array | None,
     positions: Sequence[int],
     keeps: Sequence[int],
-):
+) -> None:
     """Hand each sequence's committed rows to its context.
 
     Args:
@@ -112,12 +129,11 @@ def extend_rows(
         positions (sequence): Absolute position of each sequence's first row.
         keeps (sequence): How many of its rows each sequence keeps.
     """
-    if takes_batches(proposer):
-        layers = proposer.context_rows(taps, mx.array(positions))
-    for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
-        if takes_batches(proposer):
-            rows = [tuple(x[b : b + 1, :, :keep] for x in layer) for layer in layers]
-            context.append(rows, position)
-        else:
+    if len(contexts) == 1 or taps is None or not takes_batches(proposer):
+        for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
             row_taps = None if taps is None else taps[b : b + 1, :keep]
             proposer.extend(context, tokens[b, :keep], row_taps, position)
+        return
+    layers = proposer.context_rows(taps, mx.array(list(positions)))
+    for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
+        context.append([tuple(x[b : b + 1, :, :keep] for x in layer) for layer in layers], position)

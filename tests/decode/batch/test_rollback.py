@@ -16,8 +16,9 @@ from mlx_lm.models.cache import (
 )
 from support.tiny import HYBRID, VOCAB, make_drafter, make_model
 
+from mlx_dflash2.decode.batch.caches import BatchCache, check_batchable
 from mlx_dflash2.decode.batch.draft import StackedContext, extend_rows
-from mlx_dflash2.decode.batch.rollback import BatchCache, check_batchable
+from mlx_dflash2.decode.rollback import Transaction
 from mlx_dflash2.targets import bind
 
 WINDOW = 16
@@ -68,13 +69,14 @@ def test_every_row_sees_what_it_kept(name):
         batch = BatchCache()
         batch.join([[single(make, length)] for length in lengths])
         for step in range(14):
-            width = draw.choice([2, 3, 5, 8])
+            width = draw.choice([1, 2, 3, 5, 8])
+            transaction = Transaction(batch.layers, width)
             parts = batch.layers[0].caches if name == "list" else batch.layers
             windows = (None, WINDOW) if name == "list" else (window,)
             for part, part_window in zip(parts, windows, strict=True):
                 assert_sees(part, lengths, width, part_window)
             keeps = [draw.randint(1, width) for _ in lengths]
-            batch.commit(width, keeps, [None])
+            transaction.commit(keeps, [None])
             lengths = [n + keep for n, keep in zip(lengths, keeps, strict=True)]
             if step == 5:
                 batch.leave([0, 2])
@@ -94,9 +96,10 @@ def test_shared_padding_is_dropped():
     batch.join([[single(KVCache, 1)], [single(KVCache, 1)]])
     for step in range(160):
         rows = numbered(lengths, 8)
+        transaction = Transaction(batch.layers, 8)
         batch.layers[0].update_and_fetch(rows, rows)
         keeps = [8, 1] if step % 2 else [1, 8]
-        batch.commit(8, keeps, [None])
+        transaction.commit(keeps, [None])
         lengths = [n + keep for n, keep in zip(lengths, keeps, strict=True)]
         batch.compact(lengths)
         cache = batch.layers[0]
@@ -115,9 +118,10 @@ def test_recurrent_states():
     batch = BatchCache()
     batch.join([list(cache) for cache in singles])
     inputs = mx.stack([tokens[b, 3 + b : 9 + b] for b in range(3)])
+    transaction = Transaction(batch.layers, 6)
     out = target.forward(inputs, batch.layers, record=True)
     keeps = [6, 1, 3]
-    batch.commit(6, keeps, out.records)
+    transaction.commit(keeps, out.records)
     for b, (cache, keep) in enumerate(zip(singles, keeps, strict=True)):
         target.forward(inputs[b : b + 1, :keep], cache)
         for ours, theirs in zip(batch.extract(b), cache, strict=True):
@@ -135,7 +139,7 @@ def test_a_recurrent_state_without_a_record():
     cache[0] = mx.zeros((1, 2))
     batch.join([[cache]])
     with pytest.raises(RuntimeError, match="unrecorded"):
-        batch.commit(2, [1], [None])
+        Transaction(batch.layers, 2).commit([1], [None])
 
 
 def test_a_class_that_cannot_be_batched_is_named():
@@ -151,7 +155,7 @@ def test_contexts_of_different_lengths(window, lengths):
     drafter = make_drafter(window)
     contexts, alone = [], []
     embeddings = mx.random.normal((len(lengths), 8, 64))
-    taps = mx.random.normal((len(lengths), max(lengths), 3 * 64))
+    taps = mx.random.normal((len(lengths), max(lengths), 2 * 64))
     for b, length in enumerate(lengths):
         contexts.append(drafter.make_context())
         if length:
@@ -178,7 +182,7 @@ def test_contexts_take_the_rows_that_were_kept(window):
     positions = [0, 7, 40]
     for kept in keeps:
         tokens = mx.zeros((3, width), mx.uint32)
-        taps = mx.random.normal((3, width, 3 * 64))
+        taps = mx.random.normal((3, width, 2 * 64))
         extend_rows(drafter, together, tokens, taps, positions, kept)
         for b, keep in enumerate(kept):
             drafter.extend(alone[b], tokens[b, :keep], taps[b : b + 1, :keep], positions[b])

@@ -1,17 +1,12 @@
-"""The target's caches of a whole batch: rows join, leave, and keep their own part of each pass.
+"""The target's caches of a whole batch: sequences join and leave."""
 
-mlx-lm's batch caches hold every row right-aligned. A pass appends the same number of rows to all;
-what a row of the batch rejects is then rolled out of it to the left, where the mask hides it.
-"""
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
 from mlx_lm.models.cache import (
     ArraysCache,
     BatchKVCache,
-    BatchRotatingKVCache,
     CacheList,
     KVCache,
     RotatingKVCache,
@@ -21,7 +16,7 @@ from mlx_lm.models.cache import (
 _SINGLE = (KVCache, RotatingKVCache, ArraysCache, CacheList)
 
 
-def check_batchable(prompt_caches: Sequence[Sequence[Any]]):
+def check_batchable(prompt_caches: Sequence[Sequence[Any]]) -> None:
     """Refuse caches that mlx-lm cannot put into one batch exactly.
 
     Raises:
@@ -62,10 +57,10 @@ class BatchCache:
         layers (list): mlx-lm's batch caches; empty while no row has joined.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.layers: list[Any] = []
 
-    def join(self, prompt_caches: Sequence[list[Any]]):
+    def join(self, prompt_caches: Sequence[list[Any]]) -> None:
         """Add rows by their own caches, which are emptied: a layer at a time saves memory."""
         joined = []
         for _ in range(len(prompt_caches[0])):
@@ -77,21 +72,14 @@ class BatchCache:
             mx.eval(joined[-1].state)
         self.layers = joined
 
-    def commit(self, num_rows: int, keeps: Sequence[int], records: Sequence[Any]):
-        """Row b of the batch keeps the first ``keeps[b]``, at least one, of a pass's rows."""
-        surplus = [num_rows - keep for keep in keeps]
-        if any(surplus):
-            for cache, record in zip(self.layers, records, strict=True):
-                _drop(cache, surplus, keeps, record)
-
-    def leave(self, stay: Sequence[int]):
+    def leave(self, stay: Sequence[int]) -> None:
         """Only these rows go on."""
         if not stay:
             self.layers = []
         for cache in self.layers:
             cache.filter(list(stay))
 
-    def compact(self, positions: Sequence[int]):
+    def compact(self, positions: Sequence[int]) -> None:
         """Drop the padding that all rows share once a step's worth has gathered.
 
         Args:
@@ -109,41 +97,3 @@ class BatchCache:
 def _flat(caches: Sequence[Any]) -> list[Any]:
     lists = (_flat(c.caches) if isinstance(c, CacheList) else [c] for c in caches)
     return [cache for part in lists for cache in part]
-
-
-def _drop(cache: Any, surplus: Sequence[int], keeps: Sequence[int], record: Any):
-    _DROPS[type(cache)](cache, surplus, keeps, record)
-
-
-def _drop_shared_then_roll(cache: BatchKVCache, surplus: Sequence[int], *_: Any):
-    shared = min(surplus)
-    if cache.trim(shared) != shared:
-        raise RuntimeError(f"BatchKVCache did not drop {shared} rows.")
-    cache.prepare(right_padding=[count - shared for count in surplus])
-    cache.finalize()
-
-
-def _roll(cache: BatchRotatingKVCache, surplus: Sequence[int], *_: Any):
-    # What wraps to the front of a full ring is among the rows that the next pass drops there.
-    cache.prepare(lengths=[-count for count in surplus], right_padding=surplus)
-    cache.finalize()
-
-
-def _replay(cache: ArraysCache, surplus: Sequence[int], keeps: Sequence[int], record: Any):
-    if record is None:
-        raise RuntimeError("A recurrent cache cannot keep part of an unrecorded pass.")
-    for index, array in enumerate(record.replay_rows(keeps)):
-        cache[index] = array
-
-
-def _drop_each(cache: CacheList, surplus: Sequence[int], keeps: Sequence[int], record: Any):
-    for index, part in enumerate(cache.caches):
-        _drop(part, surplus, keeps, None if record is None else record[index])
-
-
-_DROPS: dict[type, Callable] = {
-    BatchKVCache: _drop_shared_then_roll,
-    BatchRotatingKVCache: _roll,
-    ArraysCache: _replay,
-    CacheList: _drop_each,
-}

@@ -9,9 +9,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
-from ..decode.accept import accept_greedy
+from ..decode.judge import Judge
+from ..decode.kv_quantization import KVQuantization
+from ..decode.loop import Loop
+from ..decode.stats import Stats
 from ..drafter.model import Drafter
-from ..targets import bind
 
 # Primitives that take a part of their input.
 _PARTS = ("Gather", "Split")
@@ -19,7 +21,7 @@ _EDGE = re.compile(r'"(\w+)" -> (\d+)')
 _NODE = re.compile(r'(\d+) \[label ="(\w+)"')
 
 
-def touched(
+def counted_reads(
     model: nn.Module,
     drafter: Drafter,
     prompt: Sequence[int],
@@ -39,7 +41,8 @@ def touched(
         Counter: ``(name, whole)`` to a number of reads; ``whole`` is false where only some rows
         are looked up or a part is taken.
     """
-    outputs, reads = _round(model, drafter, prompt, width), Counter()
+    outputs = _round(model, drafter, prompt, width)
+    reads: Counter[tuple[str, bool]] = Counter()
     weights = list(parameters(model, drafter).items())
     for start in range(0, len(weights), names_at_once):
         names, arrays = zip(*weights[start : start + names_at_once], strict=True)
@@ -55,29 +58,32 @@ def touched(
 
 def parameters(model: nn.Module, drafter: Drafter) -> dict[str, mx.array]:
     """All weights of a pair by name, the drafter's after ``drafter.``."""
-    mine = tree_flatten(drafter.parameters())
-    return dict(tree_flatten(model.parameters())) | {f"drafter.{name}": w for name, w in mine}
+    mine = dict(tree_flatten(drafter.parameters()))
+    theirs = dict(tree_flatten(model.parameters()))
+    return theirs | {f"drafter.{name}": weight for name, weight in mine.items()}
 
 
-def touched_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> int:
+def counted_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> int:
     """Bytes of the weights that a round reads as a whole; parts of them are left out."""
     weights = parameters(model, drafter)
-    reads = touched(model, drafter, prompt, width)
+    reads = counted_reads(model, drafter, prompt, width)
     return sum(weights[name].nbytes * count for (name, whole), count in reads.items() if whole)
 
 
 def _round(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> list[mx.array]:
     """The lazy results of one round, its context's new rows included."""
-    target, layers = bind(model), drafter.target_layer_ids
-    cache, context = target.make_cache(), drafter.make_context()
-    tokens = mx.array(prompt, mx.uint32)
-    before = target.forward(tokens[None, :-1], cache, layers)
-    mx.eval(before.taps, [layer.state for layer in cache])
-    drafter.extend(context, tokens[:-1], before.taps, 0)
-    proposal = drafter.propose(target, tokens[-1:], context, drafter.block_size)
-    inputs = mx.concatenate([tokens[-1:], proposal.tokens[: width - 1].astype(mx.uint32)])
-    out = target.forward(inputs[None], cache, layers, record=True)
-    verdict = accept_greedy(inputs[1:], target.logits(out.hidden)[0])
-    states = [value for layer in cache for _, value in tree_flatten(layer.state)]
-    arrays = [value for value in states if isinstance(value, mx.array)]
-    return [*verdict, out.taps, *context.state, *arrays]
+    stream, tokens = mx.default_stream(mx.default_device()), mx.array(list(prompt), mx.uint32)
+    loop = Loop(
+        model, drafter, stream, Stats(), kv_quantization=KVQuantization(), verify_width=width
+    )
+    sequence = loop.open(Judge())
+    decision = loop.prefill(sequence, tokens[:-1], tokens.size)
+    # The round begins from the prompt's last token, whatever the target would have chosen.
+    decision.tokens, decision.taken = [prompt[-1]], 1
+    loop.settle()
+    round_ = loop.launch([sequence], sequence.caches, [width], lazy=True)
+    host, _ = sequence.judge.at_once(round_.proposals[0], round_.rows_of_logits[0], None)
+    states = [dict(tree_flatten(layer.state)) for layer in sequence.caches]
+    values = [round_.out.taps, *(value for state in states for value in state.values())]
+    arrays = [value for value in values if isinstance(value, mx.array)]
+    return [host, *sequence.context_state, *arrays]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mlx_dflash2.train.arguments import STAGES, parse
+from mlx_dflash2.train.options import STAGES, parse
 
 
 def test_options_of_the_command_line_come_before_the_config_s(tmp_path):
@@ -36,6 +36,11 @@ def test_stages_may_come_from_the_config(tmp_path):
     ("target-layer-ids: [1, 2]", "target_layer_ids", [1, 2]),
     ("stage: fit", "stage", ["fit"]),
     ("causal: true", "causal", True),
+    ("causal: false", "causal", False),
+    ("target-layer-ids: 3", "target_layer_ids", [3]),
+    ("eval-temp: [0, 0.5]", "eval_temp", [0.0, 0.5]),
+    ("output_path: 007", "output_path", "007"),
+    ("prompts: off", "prompts", "off"),
     ("gamma: null", "gamma", None),
     ("thinking: off", "thinking", "off"),
     ("bits: 4", "bits", 4),
@@ -49,26 +54,28 @@ def test_a_config_s_value_is_as_the_command_line_s(text, field, value, tmp_path)
 
 
 @pytest.mark.parametrize("text, message", [
-    ("iterations: 3", r"`iterations` in .*run\.yaml is no option of mlx_dflash2\.train\."),
-    ("- iters", r".*run\.yaml holds no options by name\."),
+    ("iterations: 3", r"`iterations` in .*run\.yaml is not an option of mlx_dflash2\.train\."),
+    ("config: more.yaml", r"`config` in .*run\.yaml is not an option of mlx_dflash2\.train\."),
+    ("- iters", r".*run\.yaml does not hold options by name\."),
     ("iters: [", r".*run\.yaml is not valid YAML: .*\."),
-    ("loss: mse", r"`loss` in .*run\.yaml is 'mse' but has to be one of ce, kl, tv, lk\."),
-    ("bits: 5", r"`bits` in .*run\.yaml is 5 but has to be one of 4, 8\."),
-    ("iters: many", r"`iters` in .*run\.yaml is 'many' but has to be an integer\."),
-    ("iters: 2.5", r"`iters` in .* but has to be an integer\."),
-    ("iters: [2]", r"`iters` in .*run\.yaml is \[2\] but has to be an integer\."),
-    ("clip: high", r"`clip` in .*run\.yaml is 'high' but has to be a number\."),
-    ("causal: 1", r"`causal` in .*run\.yaml is 1 but has to be true or false\."),
-    ("iters: .inf", r"`iters` in .*run\.yaml is inf but has to be an integer\."),
-    ("only: 3", r"`only` in .*run\.yaml is 3 but has to be text\."),
-    ("data: 3", r"`data` in .*run\.yaml is 3 but has to be text\."),
-    ("iters: true", r"`iters` in .*run\.yaml is True but has to be an integer\."),
-    ("iters:", r"`iters` in .*run\.yaml is None but has to be an integer\."),
-    ("top_p: null", r"`top_p` in .*run\.yaml is None but has to be a number\."),
-    ("loss: null", r"`loss` in .*run\.yaml is None but has to be one of ce, .*\."),
-    ("eval_temp: null", r"`eval_temp` in .*run\.yaml is None but has to be a number\."),
-    ("causal: null", r"`causal` in .*run\.yaml is None but has to be true or false\."),
-    ("output_path: null", r"`output_path` in .*run\.yaml is None but has to be text\."),
+    ("loss: mse", r"`loss` in .*run\.yaml is 'mse': invalid choice: 'mse' \(.*ce.*lk.*\)\."),
+    ("bits: 5", r"`bits` in .*run\.yaml is '5': invalid choice: 5 \(choose from 4, 8\)\."),
+    ("iters: many", r"`iters` in .*run\.yaml is 'many': invalid int value: 'many'\."),
+    ("iters: 2.5", r"`iters` in .* is '2\.5': invalid int value: '2\.5'\."),
+    ("iters: [2, 3]", r"`iters` in .*run\.yaml is \['2', '3'\]: it has to be one value\."),
+    ("iters: {a: 2}", r"`iters` in .*run\.yaml is {.*}: it has to be a value or a list of .*\."),
+    ("clip: high", r"`clip` in .*run\.yaml is 'high': invalid float value: 'high'\."),
+    ("causal: 1", r"`causal` in .*run\.yaml is '1': it has to be true or false\."),
+    ("iters: .inf", r"`iters` in .*run\.yaml is '\.inf': invalid int value: '\.inf'\."),
+    ("iters: true", r"`iters` in .*run\.yaml is 'true': invalid int value: 'true'\."),
+    ("data: [a, b]", r"`data` in .*run\.yaml is \['a', 'b'\]: it has to be one value\."),
+    ("iters:", r"`iters` in .*run\.yaml is '': it has to have a value\."),
+    ("top_p: null", r"`top_p` in .*run\.yaml is 'null': it has to have a value\."),
+    ("loss: null", r"`loss` in .*run\.yaml is 'null': it has to have a value\."),
+    ("eval_temp: null", r"`eval_temp` in .*run\.yaml is 'null': it has to have a value\."),
+    ("eval_temp: []", r"`eval_temp` in .*run\.yaml is \[\]: it has to be a value or a list .*\."),
+    ("causal: null", r"`causal` in .*run\.yaml is 'null': it has to have a value\."),
+    ("output_path: null", r"`output_path` in .*run\.yaml is 'null': it has to have a value\."),
     ("stage: train", r"`stage` is 'train' but has to be one of data, .*\."),
 ])  # fmt: skip
 def test_configs_are_refused_in_one_line(text, message, tmp_path):
@@ -80,9 +87,9 @@ def test_configs_are_refused_in_one_line(text, message, tmp_path):
 
 def test_what_was_given_is_known_even_if_it_is_the_default(tmp_path):
     config = tmp_path / "run.yaml"
-    config.write_text("loss: ce\ngamma: null\n")
+    config.write_text("loss: ce\ngamma: null\nfactored: false\n")
     assert parse(["fit", "-c", str(config), "--iters", "1000", "--causal"]).given == {
-        "config", "loss", "iters", "causal"
+        "config", "loss", "iters", "causal", "factored"
     }  # fmt: skip
     assert parse([]).given == set()
 
@@ -92,3 +99,16 @@ def test_a_missing_config_and_an_unknown_stage_are_refused_in_one_line(tmp_path)
         parse(["--config", str(tmp_path / "none.yaml")])
     with pytest.raises(ValueError, match=r"^`stage` is 'train' but has to be one of data, [^\n]*$"):
         parse(["train"])
+
+
+def test_a_flag_of_the_command_line_comes_before_a_false_one_of_the_config(tmp_path):
+    config = tmp_path / "run.yaml"
+    config.write_text("causal: false\n")
+    assert parse(["-c", str(config), "--causal"]).causal is True
+
+
+def test_what_the_command_line_cannot_take_ends_with_the_usage(capsys):
+    for arguments in (["--iters", "many"], ["--loss", "mse"], ["--none"]):
+        with pytest.raises(SystemExit, match="2"):
+            parse(arguments)
+        assert capsys.readouterr().err.startswith("usage: mlx_dflash2.train")

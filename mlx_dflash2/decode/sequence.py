@@ -1,0 +1,58 @@
+"""One sequence being decoded: all that belongs to it alone."""
+
+from typing import Any
+
+import mlx.core as mx
+
+from .judge import Decision, Judge
+from .session import Session
+
+
+class Sequence:
+    """A sequence's caches, its place in the text, its drafter context and its judge.
+
+    Args:
+        session (Session): The target's caches, and what a conversation keeps beside them.
+        judge (Judge): Decides which drafts stay.
+        context: The drafter's context.
+
+    Attributes:
+        position (int): Tokens that the caches cover.
+        anchor (int, optional): The last token handed out, which the caches do not cover yet.
+        history (mx.array, optional): All tokens up to the anchor, where there are processors.
+        context_start (int): Position of the first row that a later block can see.
+        answering (bool): Whether the prompt has been processed.
+    """
+
+    def __init__(self, session: Session, judge: Judge, context: Any):
+        self.session, self.judge, self.context = session, judge, context
+        self.position = len(session)
+        self.anchor: int | None = None
+        self.history: mx.array | None = None
+        self.context_start = 0
+        self.answering = False
+
+    @property
+    def caches(self) -> list[Any]:
+        """The target's caches, one a layer."""
+        return self.session.working
+
+    @property
+    def context_state(self) -> list[mx.array]:
+        """The arrays of the drafter's context; empty where a foreign context does not tell."""
+        return getattr(self.context, "state", [])
+
+    def advance(self, decision: Decision) -> None:
+        """Account for a pass of which the caches keep ``decision.num_kept`` rows."""
+        emitted = decision.tokens[: decision.taken]
+        anchor = [] if self.anchor is None else [self.anchor]
+        rows = [*anchor, *emitted][: decision.num_kept]
+        self.position += decision.num_kept
+        # Where the last token handed out is a draft, its row is in the caches already.
+        self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
+        if self.history is not None:
+            self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+        self.session.append(rows)
+        if not self.answering:
+            self.answering = True
+            self.session.checkpoint()
