@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from .settings import REMOVABLE, SWITCHES, check_model_id, check_name, refusals, value_problems
-from .store import read_bytes, replace_file
+from .store import replace_file
 
 Entry = dict[str, Any]
+Models = Mapping[str, Entry]
+Folder = Path | None
 Record = tuple[str, Entry, Entry]
 
 
@@ -39,7 +41,7 @@ class SettingsChange:
     original: Entry | None = None
     earlier: Record | None = None
     warnings: tuple[str, ...] = ()
-    undo_dir: Path | None = None
+    undo_dir: Folder = None
 
     @property
     def empty(self) -> bool:
@@ -87,12 +89,12 @@ class SettingsChange:
 
 def plan_export(
     place: str,
-    models: Mapping[str, Entry],
+    models: Models,
     settings: Mapping[str, Any],
     *,
     unset: Collection[str] = (),
     turn_off: Collection[str] = (),
-    undo_dir: Path | None = None,
+    undo_dir: Folder = None,
 ) -> SettingsChange:
     """Plan to merge a document of one model into the settings of all, as `merge_settings`."""
     if len(settings["models"]) != 1:
@@ -120,12 +122,7 @@ def plan_export(
 
 
 def plan_disable(
-    place: str,
-    models: Mapping[str, Entry],
-    model_id: str,
-    *,
-    off_only: bool = False,
-    undo_dir: Path | None = None,
+    place: str, models: Models, model_id: str, *, off_only: bool = False, undo_dir: Folder = None
 ) -> SettingsChange:
     """Plan to switch DFlash off and to give back what exports changed, as `disable_settings`."""
     before = models.get(model_id)
@@ -153,7 +150,7 @@ def plan_disable(
     return SettingsChange(place, model_id, before, wanted, left, record, tuple(notes), undo_dir)
 
 
-def entry_warnings(models: Mapping[str, Entry], model_id: str) -> list[str]:
+def entry_warnings(models: Models, model_id: str) -> list[str]:
     """List what is not an error in a model's settings but may surprise."""
     entry = models[model_id]
     profile, mode = entry.get("active_profile_name"), entry.get("dflash_verify_mode")
@@ -204,7 +201,7 @@ def _find_record(place: str, model_id: str, entry: Entry, undo_dir: Path | None)
     return max(found)[3] if found else None
 
 
-def _record_path(model_id: str, undo_dir: Path | None) -> Path:
+def _record_path(model_id: str, undo_dir: Folder) -> Path:
     name = hashlib.sha256(model_id.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return (undo_dir or Path.home() / ".mlx_dflash2" / "omlx") / f"model-{name}.json"
 
@@ -223,4 +220,5 @@ def _write_records(path: Path, records: list[Record]) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     items = [dict(zip(("place", "before", "after"), record, strict=True)) for record in records]
-    replace_file(path, json.dumps({"records": items}, indent=2).encode("utf-8"), read_bytes(path))
+    raw = json.dumps({"records": items}, indent=2).encode("utf-8")
+    replace_file(path, raw, path.read_bytes() if path.exists() else None)
