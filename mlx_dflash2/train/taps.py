@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -18,10 +18,7 @@ _RECORD = "taps.json"
 
 
 class TextTaps(NamedTuple):
-    """Hidden states of N texts, padded on the right.
-
-    ``taps`` [N, S, T * H], and ``final`` [N, S, H], the head's input, or ``None``.
-    """
+    """Of N texts, padded on the right: ``taps`` [N, S, T * H], ``final`` [N, S, H] or ``None``."""
 
     taps: mx.array
     final: mx.array | None
@@ -35,14 +32,7 @@ class TapSource(Protocol):
 
 
 class ComputedTaps:
-    """Taps that the target computes each time.
-
-    Args:
-        target (Target): The target.
-        corpus (Corpus): The texts.
-        layers (sequence of int): Layers to tap.
-        final (bool): Whether to return the head's input, too.
-    """
+    """Taps that the target computes each time, with ``final`` also the head's input."""
 
     def __init__(self, target: Target, corpus: Corpus, layers: Sequence[int], final: bool) -> None:
         self.target, self.corpus, self.layers, self.final = target, corpus, list(layers), final
@@ -52,7 +42,7 @@ class ComputedTaps:
         tokens = mx.array(padded_tokens(self.corpus, texts, length))
         # Padding comes after the texts: none of their rows attends to it.
         out = self.target.forward(tokens, self.target.make_cache(), self.layers)
-        return TextTaps(out.taps, out.hidden if self.final else None)
+        return TextTaps(cast(mx.array, out.taps), out.hidden if self.final else None)
 
 
 class CachedTaps:
@@ -65,9 +55,7 @@ class CachedTaps:
         known: Fields that the cache's record has to have, such as ``layers``.
 
     Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if the taps are of other texts, made with other fields, or without the head's
-            input.
+        FileNotFoundError, ValueError: if a file is missing, or the taps are of something else.
     """
 
     def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any) -> None:
@@ -120,14 +108,12 @@ def write_taps(
     """Write the files that :class:`CachedTaps` reads, except those that are there.
 
     Args:
-        target (Target): The target.
-        corpus (Corpus): The texts.
+        target, corpus: The target and the texts.
         layers (sequence of int): Layers to tap, increasing.
         folder (str or Path): Where the files go.
         final (bool): Whether to store the head's input; a folder that already stores it keeps
             storing it. Default: ``True``.
-        model (str): The target's name, for the record. Default: ``""``.
-        dequantize (bool): Whether the target was dequantized, for the record. Default: ``False``.
+        model, dequantize: The target's name and whether it was dequantized, for the record.
         batch_size (int): Texts per pass. Default: ``8``.
         share (tuple of int): Rank and number of the processes that write together.
 
