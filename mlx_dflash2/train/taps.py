@@ -13,7 +13,6 @@ from .corpus import Corpus
 from .records import read_record, refuse_difference, write_record
 
 TEXTS_PER_FILE = 256
-BYTES = 2
 _RECORD = "taps.json"
 
 
@@ -86,11 +85,6 @@ class CachedTaps:
         split = [width - self.about["final"]]
         taps, final = mx.split(mx.array(rows).view(mx.bfloat16), split, axis=-1)
         return TextTaps(taps, final if self.final else None)
-
-
-def bytes_needed(corpus: Corpus, width: int) -> int:
-    """Return the bytes on disk of a corpus' taps, with ``width`` numbers per token."""
-    return len(corpus.tokens) * width * BYTES
 
 
 def write_taps(
