@@ -42,10 +42,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def compare(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Return what differs between two runs, as Markdown.
-
-    Args:
-        first, second (dict): From :func:`read`.
+    """Return what differs between two runs from :func:`read`, as Markdown.
 
     Raises:
         ValueError: naming the field that has to be equal and is not.

@@ -25,15 +25,10 @@ _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
 @dataclass(frozen=True)
 class Reads:
-    """Bytes of one round or of a plain step, with every weight read once.
+    """Bytes that a round or a plain step reads.
 
-    Attributes:
-        target: Weights of the verify pass but for the head.
-        head: The head of the verify pass.
-        cache: The target's past: keys, values and recurrent states.
-        drafter: Weights of the draft.
-        draft_head: The target's head, read again by the draft.
-        context: The drafter's past.
+    ``target`` and ``head`` are weights of the verify pass, ``drafter`` and ``draft_head`` those of
+    the draft; ``cache`` and ``context`` are the target's and the drafter's past.
     """
 
     target: int

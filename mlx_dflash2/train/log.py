@@ -38,7 +38,7 @@ class StepTotals:
         Args:
             trainer (Trainer): After the last of these steps.
         """
-        counts = {name: cast(list[float], value.tolist()) for name, value in self.counts.items()}
+        counts: dict[str, Any] = {name: value.tolist() for name, value in self.counts.items()}
         rows = [max(1, n) for n in counts["rows"]]
         shares: dict[str, Any] = {
             name: [round(n / d, 4) for n, d in zip(counts[name], rows, strict=True)]
