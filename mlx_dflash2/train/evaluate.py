@@ -70,6 +70,8 @@ def answer_prompts(
             max_tokens=max_tokens,
             sampler=make_sampler(temp) if temp > 0 else None,
             seed=seed + number if temp > 0 else None,
+            # Whole blocks in every round: acceptance is measured, not speed.
+            verify_width=drafter.block_size,
             stats=stats,
         )
         with closing(steps):
