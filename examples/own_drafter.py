@@ -30,6 +30,8 @@ class PromptLookup:
 model, tokenizer = load(str(embedded.target_path()))
 prompt = "row, row, row your boat, row, row,"
 stats = Stats()
-text = generate(model, tokenizer, prompt, draft_model=PromptLookup(), max_tokens=12, stats=stats)
+drafter = PromptLookup()
+options = {"max_tokens": 12, "verify_width": drafter.block_size, "stats": stats}
+text = generate(model, tokenizer, prompt, draft_model=drafter, **options)
 print(prompt, text)
 print(f"{stats.accepted} of {stats.drafted} drafts accepted in {stats.rounds} rounds")

@@ -48,6 +48,7 @@ __getattr__ = lazy_names(
         "Stats": ".decode.stats",
         "batch_generate": ".decode.batch.generate",
         "dflash_generate_step": ".decode.generate",
+        "embedded": ".embedded",
         "generate": ".decode.generate",
         "load": ".checkpoint.load",
         "load_drafter": ".checkpoint.load",

@@ -20,7 +20,9 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(modules[name], package), name)
+        module = importlib.import_module(modules[name], package)
+        # A public module stands for itself.
+        value = getattr(module, name, module)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -264,7 +264,7 @@ def test_a_connection_that_ends_without_an_answer():
 def test_a_server_that_never_answers():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(ValueError, match=r"no whole answer \(not within 0\.2 s\)"):
+        with pytest.raises(ValueError, match=r"no whole answer \("):
             Admin(url, timeout=0.2).models()
 
 
