@@ -113,7 +113,7 @@ MUTANTS = {
         "tests/decode/test_unknown_ids.py",
     ),
     "a drafter never parks": Mutant(
-        "decode/controller.py", "if not self.parked and gain < 1 - MARGIN:",
+        "decode/controller.py", "if not self.parked and self.drafts > 2 and gain < 1 - MARGIN:",
         "if not self.parked and gain < 0:", "tests/decode/test_controller.py",
     ),
     # Rollback

@@ -197,7 +197,8 @@ class Controller:
 
     def _park_or_go(self, sequences: int, drafted: bool, accepted: bool) -> None:
         gain = self.gain(sequences)
-        if not self.parked and gain < 1 - MARGIN:
+        # One timed draft is not enough: it may have compiled its kernels.
+        if not self.parked and self.drafts > 2 and gain < 1 - MARGIN:
             self.parked, self._waited, self._tries = True, 0, 0
             self.reason = f"drafting would give {gain:.2f} times the speed of plain decoding"
             self.acceptance.fade()
