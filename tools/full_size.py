@@ -197,8 +197,15 @@ def _decode(
 ) -> list[int]:
     """The tokens of the prompt's pass and of some whole rounds."""
     tokens, own, start = [], 0, time.perf_counter()
+    # A given width is not adapted: on this machine drafting would be switched off.
+    width = drafter.block_size
     steps = dflash_generate_step(
-        mx.array(prompt), model, drafter, max_tokens=(rounds + 1) * drafter.block_size, stats=stats
+        mx.array(prompt),
+        model,
+        drafter,
+        max_tokens=(rounds + 1) * width,
+        verify_width=width,
+        stats=stats,
     )
     with closing(steps):
         for token, _, from_draft in steps:

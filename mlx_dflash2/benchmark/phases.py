@@ -16,13 +16,14 @@ from ..decode.kv_quantization import KVQuantization
 from ..decode.loop import Loop
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
+from ..drafter.model import Drafter
 from .arms import Arm, BenchSettings
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: BenchSettings
+    model: nn.Module, arm: Arm, drafter: Drafter, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
-    """Measure one answer of an arm with a DFlash drafter.
+    """Measure one answer of an arm with its DFlash drafter.
 
     Returns:
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
@@ -34,7 +35,7 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        arm.drafter,
+        drafter,
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),
@@ -43,7 +44,7 @@ def time_phases(
         clock=clock,
     )
     sequence = loop.open(Judge(sampler, seed=settings.seed))
-    decision = loop.prefill(sequence, mx.array(prompt, mx.uint32), settings.prefill_step_size)
+    decision = loop.prefill(sequence, mx.array(list(prompt), mx.uint32), settings.prefill_step_size)
     clock.reset()
     left = settings.max_tokens
     while left > 0:

@@ -41,7 +41,8 @@ def counted_reads(
         Counter: ``(name, whole)`` to a number of reads; ``whole`` is false where only some rows
         are looked up or a part is taken.
     """
-    outputs, reads = _round(model, drafter, prompt, width), Counter()
+    outputs = _round(model, drafter, prompt, width)
+    reads: Counter[tuple[str, bool]] = Counter()
     weights = list(parameters(model, drafter).items())
     for start in range(0, len(weights), names_at_once):
         names, arrays = zip(*weights[start : start + names_at_once], strict=True)
@@ -57,8 +58,9 @@ def counted_reads(
 
 def parameters(model: nn.Module, drafter: Drafter) -> dict[str, mx.array]:
     """All weights of a pair by name, the drafter's after ``drafter.``."""
-    mine = tree_flatten(drafter.parameters())
-    return dict(tree_flatten(model.parameters())) | {f"drafter.{name}": w for name, w in mine}
+    mine = dict(tree_flatten(drafter.parameters()))
+    theirs = dict(tree_flatten(model.parameters()))
+    return theirs | {f"drafter.{name}": weight for name, weight in mine.items()}
 
 
 def counted_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> int:
@@ -70,7 +72,7 @@ def counted_bytes(model: nn.Module, drafter: Drafter, prompt: Sequence[int], wid
 
 def _round(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int) -> list[mx.array]:
     """The lazy results of one round, its context's new rows included."""
-    stream, tokens = mx.default_stream(mx.default_device()), mx.array(prompt, mx.uint32)
+    stream, tokens = mx.default_stream(mx.default_device()), mx.array(list(prompt), mx.uint32)
     loop = Loop(
         model, drafter, stream, Stats(), kv_quantization=KVQuantization(), verify_width=width
     )
@@ -79,8 +81,9 @@ def _round(model: nn.Module, drafter: Drafter, prompt: Sequence[int], width: int
     # The round begins from the prompt's last token, whatever the target would have chosen.
     decision.tokens, decision.taken = [prompt[-1]], 1
     loop.settle()
-    round_ = loop.launch([sequence], sequence.caches, [width])
+    round_ = loop.launch([sequence], sequence.caches, [width], lazy=True)
     host, _ = sequence.judge.at_once(round_.proposals[0], round_.rows_of_logits[0], None)
-    states = [value for layer in sequence.caches for _, value in tree_flatten(layer.state)]
-    arrays = [value for value in states if isinstance(value, mx.array)]
-    return [host, round_.out.taps, *sequence.context_state, *arrays]
+    states = [dict(tree_flatten(layer.state)) for layer in sequence.caches]
+    values = [round_.out.taps, *(value for state in states for value in state.values())]
+    arrays = [value for value in values if isinstance(value, mx.array)]
+    return [host, *sequence.context_state, *arrays]

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,29 +23,8 @@ from .records import read_record, refuse_difference, write_record
 # Of a token's four bytes, about what is left once its shard is compressed.
 _BYTES_PER_TOKEN = 2
 
-
-@dataclass(frozen=True)
-class CorpusSettings:
-    """What decides a corpus besides its prompts; shards of other settings do not mix with it."""
-
-    model: str
-    max_tokens: int
-    max_seq_length: int
-    temp: float
-    top_p: float
-    seed: int
-    shard_size: int
-    # Draws depend on it, greedy answers do not.
-    batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, low in (("max_tokens", 1), ("max_seq_length", 2), ("seed", 0), ("shard_size", 1)):
-            if getattr(self, name) < low:
-                raise ValueError(f"`{name}` is {getattr(self, name)} but has to be {low} or more.")
-        if self.temp < 0:
-            raise ValueError(f"`temp` is {self.temp} but has to be 0 or more.")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"`top_p` is {self.top_p} but has to be above 0 and at most 1.")
+# A prompt and the most tokens of its answer.
+Task = tuple[Prompt, int]
 
 
 def write_answers(
@@ -83,28 +61,31 @@ def write_answers(
         progress (bool): Whether to show a bar on stderr.
 
     Raises:
-        ValueError: if a setting is out of range, no prompt can be used, or the folder has a
-            corpus of other settings.
+        ValueError: if no prompt can be used, or the folder has a corpus of other settings.
     """
-    drawn = batch_size if temp > 0 else None
-    settings = CorpusSettings(
-        name, max_tokens, max_seq_length, temp, top_p, seed, shard_size, drawn
-    )
-    if batch_size < 1:
-        raise ValueError(f"`batch_size` is {batch_size} but has to be 1 or more.")
     usable = _usable(prompts, max_seq_length)
     folder = Path(folder).expanduser()
-    _claim(folder, asdict(settings) | {"prompts": digest(usable), "count": len(usable)})
+    record = {
+        "model": name, "max_tokens": max_tokens, "max_seq_length": max_seq_length, "temp": temp,
+        "top_p": top_p, "seed": seed, "shard_size": shard_size,
+        # It decides draws, but not greedy answers.
+        "batch_size": batch_size if temp > 0 else None,
+        "prompts": digest(usable), "count": len(usable),
+    }  # fmt: skip
+    _claim(folder, record)
+    tasks = [(p, min(max_tokens, max_seq_length - len(p.tokens))) for p in usable]
     shards = {
-        folder / f"shard-{start // shard_size:05d}.npz": usable[start : start + shard_size]
-        for start in range(0, len(usable), shard_size)
+        folder / f"shard-{start // shard_size:05d}.npz": tasks[start : start + shard_size]
+        for start in range(0, len(tasks), shard_size)
     }
-    with _Progress(shards, settings, progress) as bar:
+    with _Progress(shards, progress) as bar:
         for index, (file, part) in enumerate(shards.items()):
             if not file.exists():
-                _seed(seed, index)
-                with closing(_generator(model, tokenizer, settings, batch_size)) as generator:
-                    write_shard(file, _texts(generator, part, settings, bar.advance))
+                # Hashed together: shard 1 of seed 0 is not shard 0 of seed 1.
+                mx.random.seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
+                sampler = make_sampler(temp, top_p)
+                with closing(_generator(model, tokenizer, sampler, batch_size)) as generator:
+                    write_shard(file, _texts(generator, part, bar.advance))
                 bar.written(file)
     return Corpus(folder)
 
@@ -145,71 +126,58 @@ def missing_texts(folder: str | Path) -> int:
     return max(0, count - len(Corpus(folder)))
 
 
-def _seed(seed: int, index: int) -> None:
-    # Hashed together: shard 1 of seed 0 is not shard 0 of seed 1.
-    mx.random.seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-
-
 def _generator(
-    model: nn.Module, tokenizer: TokenizerWrapper, settings: CorpusSettings, batch_size: int
+    model: nn.Module,
+    tokenizer: TokenizerWrapper,
+    sampler: Callable[[mx.array], mx.array],
+    batch_size: int,
 ) -> BatchGenerator:
     return BatchGenerator(
         model,
         stop_tokens=[[token] for token in tokenizer.eos_token_ids],
-        sampler=make_sampler(settings.temp, settings.top_p),
+        sampler=sampler,
         completion_batch_size=batch_size,
         prefill_batch_size=min(8, batch_size),
     )
 
 
 def _texts(
-    generator: BatchGenerator,
-    prompts: list[Prompt],
-    settings: CorpusSettings,
-    advance: Callable[[int, int], None],
+    generator: BatchGenerator, tasks: list[Task], advance: Callable[[int, int], None]
 ) -> list[Text]:
-    budgets = [
-        min(settings.max_tokens, settings.max_seq_length - len(prompt.tokens)) for prompt in prompts
-    ]
-    uids = generator.insert([list(prompt.tokens) for prompt in prompts], budgets)
-    tokens = {uid: list(prompt.tokens) for uid, prompt in zip(uids, prompts, strict=True)}
+    tokens = [list(prompt.tokens) for prompt, _ in tasks]
+    uids = generator.insert([list(ids) for ids in tokens], [budget for _, budget in tasks])
+    by_uid = dict(zip(uids, tokens, strict=True))
     while responses := generator.next_generated():
         for response in responses:
             # Stop tokens belong to the text: a drafter has to learn where answers end.
-            tokens[response.uid].append(response.token)
+            by_uid[response.uid].append(response.token)
         finished = sum(response.finish_reason is not None for response in responses)
         advance(len(responses), finished)
     return [
-        Text(np.array(tokens[uid], np.uint32), len(prompt.tokens), prompt.suite)
-        for uid, prompt in zip(uids, prompts, strict=True)
+        Text(np.array(ids, np.uint32), len(prompt.tokens), prompt.suite)
+        for ids, (prompt, _) in zip(tokens, tasks, strict=True)
     ]
 
 
 class _Progress:
     """A bar over prompts, with the rate of tokens and the whole corpus' size on disk."""
 
-    def __init__(
-        self, shards: dict[Path, list[Prompt]], settings: CorpusSettings, show: bool
-    ) -> None:
-        self.sizes = {file: len(part) for file, part in shards.items()}
+    def __init__(self, shards: dict[Path, list[Task]], show: bool) -> None:
+        self.shards = shards
         self.done = [file for file in shards if file.exists()]
-        self.total, self.tokens, self.start = sum(self.sizes.values()), 0, perf_counter()
+        self.total, self.tokens, self.start = sum(map(len, shards.values())), 0, perf_counter()
         if show:
-            tokens = sum(
-                min(len(prompt.tokens) + settings.max_tokens, settings.max_seq_length)
-                for part in shards.values()
-                for prompt in part
-            )
-            size = tqdm.format_sizeof(tokens * _BYTES_PER_TOKEN, "B")
+            tokens = sum(len(p.tokens) + most for part in shards.values() for p, most in part)
             note(
                 f"{self.total} prompts in {len(shards)} shards, {len(self.done)} of them written; "
-                f"at most {tokens} tokens, about {size} on disk"
+                f"at most {tokens} tokens, about "
+                f"{tqdm.format_sizeof(tokens * _BYTES_PER_TOKEN, 'B')} on disk"
             )
         self.bar = tqdm(
             desc="Answers",
             unit="prompt",
             total=self.total,
-            initial=sum(self.sizes[file] for file in self.done),
+            initial=sum(len(shards[file]) for file in self.done),
             miniters=0,  # shows new tokens even if no answer has ended
             disable=not show,
         )
@@ -230,5 +198,5 @@ class _Progress:
     def written(self, file: Path) -> None:
         self.done.append(file)
         size = sum(file.stat().st_size for file in self.done)
-        share = sum(self.sizes[file] for file in self.done) / self.total
+        share = sum(len(self.shards[file]) for file in self.done) / self.total
         self.disk = f", about {tqdm.format_sizeof(size / share, 'B')} on disk"

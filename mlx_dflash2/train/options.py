@@ -229,7 +229,7 @@ def _read_config(path: Path, defaults: dict[str, Any]) -> dict[str, Any]:
         try:
             given |= _parse_one(parser, name, value, defaults[name])
         except (ValueError, argparse.ArgumentError) as error:
-            reason = getattr(error, "message", error)
+            reason = getattr(error, "message", str(error))
             raise ValueError(f"`{name}` in {path} is {value!r}: {reason}.") from error
     return given
 

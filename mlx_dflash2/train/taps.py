@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -52,7 +52,7 @@ class ComputedTaps:
         tokens = mx.array(padded_tokens(self.corpus, texts, length))
         # Padding comes after the texts: none of their rows attends to it.
         out = self.target.forward(tokens, self.target.make_cache(), self.layers)
-        return TextTaps(out.taps, out.hidden if self.final else None)
+        return TextTaps(cast(mx.array, out.taps), out.hidden if self.final else None)
 
 
 class CachedTaps:
@@ -76,21 +76,14 @@ class CachedTaps:
         if not record.is_file():
             raise FileNotFoundError(f"{folder} does not hold taps; run the taps stage first.")
         self.about = _read_about(record)
-        if self.about["texts"] != len(corpus) or self.about["rows"] != len(corpus.tokens):
-            raise ValueError(
-                f"{folder} holds the taps of {self.about['texts']} texts with "
-                f"{self.about['rows']} tokens, the corpus {len(corpus)} with {len(corpus.tokens)}; "
-                "run the taps stage again."
-            )
-        wanted = {"digest": corpus.digest} | known
+        wanted = {"texts": len(corpus), "rows": len(corpus.tokens), "digest": corpus.digest} | known
         refuse_difference(record, self.about, wanted, "run the taps stage in another folder")
         if final and not self.about["final"]:
             raise ValueError(f"{folder} was made without the input of the target's head.")
         self.corpus, self.final = corpus, final
-        width = self.about["width"]
         self.files = [
-            np.memmap(file, np.uint16, "r", shape=(rows, width))
-            for file, rows in zip(_files(folder, corpus), _rows_per_file(corpus), strict=True)
+            np.memmap(file, np.uint16, "r", shape=(_rows(corpus, texts), self.about["width"]))
+            for file, texts in _files(folder, corpus).items()
         ]
 
     def read(self, texts: Sequence[int], length: int) -> TextTaps:
@@ -98,17 +91,13 @@ class CachedTaps:
         width = self.about["width"]
         rows = np.zeros((len(texts), length, width), np.uint16)
         for row, text in zip(rows, texts, strict=True):
-            file, start = self._place(text)
+            number = text // TEXTS_PER_FILE
+            start = _rows(self.corpus, range(number * TEXTS_PER_FILE, text))
             count = min(length, int(self.corpus.lengths[text]))
-            row[:count] = file[start : start + count]
+            row[:count] = self.files[number][start : start + count]
         split = [width - self.about["final"]]
         taps, final = mx.split(mx.array(rows).view(mx.bfloat16), split, axis=-1)
         return TextTaps(taps, final if self.final else None)
-
-    def _place(self, text: int) -> tuple[np.ndarray, int]:
-        first = text // TEXTS_PER_FILE * TEXTS_PER_FILE
-        start = int(self.corpus.starts[text] - self.corpus.starts[first])
-        return self.files[text // TEXTS_PER_FILE], start
 
 
 def bytes_needed(corpus: Corpus, width: int) -> int:
@@ -164,13 +153,14 @@ def write_taps(
         write_record(folder / _RECORD, about)
     else:
         refuse_difference(folder / _RECORD, found, about, "give another folder or remove that one")
-    source, files = ComputedTaps(target, corpus, layers, final), _files(folder, corpus)
+    source = ComputedTaps(target, corpus, layers, final)
     # Shared by number, not by what is left: processes do not start at the same time.
-    todo = [i for i in range(share[0], len(files), share[1]) if not files[i].exists()]
-    total = sum(int(_rows_per_file(corpus)[i]) for i in todo)
+    mine = list(_files(folder, corpus).items())[share[0] :: share[1]]
+    todo = {file: texts for file, texts in mine if not file.exists()}
+    total = sum(_rows(corpus, texts) for texts in todo.values())
     with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
-        for number in todo:
-            _write_file(source, number, files[number], batch_size, bar)
+        for file, texts in todo.items():
+            _write_file(source, texts, file, batch_size, bar)
 
 
 def _read_about(file: Path) -> dict[str, Any]:
@@ -183,14 +173,11 @@ def _read_about(file: Path) -> dict[str, Any]:
     return found
 
 
-def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, bar: tqdm) -> None:
-    corpus = source.corpus
-    texts = range(number * TEXTS_PER_FILE, min(len(corpus), (number + 1) * TEXTS_PER_FILE))
-    partial = file.with_suffix(".partial")
-    rows = int(corpus.lengths[texts[0] : texts[-1] + 1].sum())
+def _write_file(source: ComputedTaps, texts: range, file: Path, batch_size: int, bar: tqdm) -> None:
+    corpus, partial = source.corpus, file.with_suffix(".partial")
     width = source.target.shape.hidden_size * (len(source.layers) + source.final)
     # Written batch by batch: a file's rows may not fit into memory.
-    written = np.memmap(partial, np.uint16, "w+", shape=(rows, width))
+    written = np.memmap(partial, np.uint16, "w+", shape=(_rows(corpus, texts), width))
     by_length = sorted(texts, key=lambda text: corpus.lengths[text])
     for start in range(0, len(by_length), batch_size):
         batch = by_length[start : start + batch_size]
@@ -198,21 +185,23 @@ def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, 
         parts = [part for part in found if part is not None]
         joined = mx.concatenate(parts, axis=-1).astype(mx.bfloat16).view(mx.uint16)
         for text, row in zip(batch, np.array(joined), strict=True):
-            first, length = corpus.starts[text] - corpus.starts[texts[0]], corpus.lengths[text]
+            first, length = _rows(corpus, range(texts[0], text)), int(corpus.lengths[text])
             written[first : first + length] = row[:length]
-            bar.update(int(length))
+            bar.update(length)
     written.flush()
     partial.rename(file)
 
 
-def _files(folder: Path, corpus: Corpus) -> list[Path]:
-    count = -(-len(corpus) // TEXTS_PER_FILE)
-    return [folder / f"taps-{number:05d}.bin" for number in range(count)]
+def _files(folder: Path, corpus: Corpus) -> dict[Path, range]:
+    """Return the files of a cache with their texts, by number."""
+    texts = range(len(corpus))
+    parts = [texts[first : first + TEXTS_PER_FILE] for first in texts[::TEXTS_PER_FILE]]
+    return {folder / f"taps-{number:05d}.bin": part for number, part in enumerate(parts)}
 
 
-def _rows_per_file(corpus: Corpus) -> np.ndarray:
-    edges = corpus.starts[::TEXTS_PER_FILE]
-    return np.diff(np.append(edges, corpus.starts[-1]) if edges[-1] != corpus.starts[-1] else edges)
+def _rows(corpus: Corpus, texts: range) -> int:
+    """Count the tokens of consecutive texts."""
+    return int(corpus.starts[texts.stop] - corpus.starts[texts.start])
 
 
 def padded_tokens(corpus: Corpus, texts: Sequence[int], length: int) -> np.ndarray:

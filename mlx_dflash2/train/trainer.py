@@ -146,15 +146,15 @@ class Trainer:
         gradients = tree_map(lambda g: g / self.schedule.grad_accumulation_steps, gradients)
         gradients, total = optim.clip_grad_norm(gradients, self.schedule.clip)
         norm = cast(float, total.item())
-        loss = sum(loss.item() for loss, _ in reports) / len(reports)
-        if not math.isfinite(loss) or not math.isfinite(norm):
+        mean = sum(cast(float, loss.item()) for loss, _ in reports) / len(reports)
+        if not math.isfinite(mean) or not math.isfinite(norm):
             raise Diverged(
-                f"Step {self.done + 1}, batch {first}: the loss is {loss}, the gradients' norm "
+                f"Step {self.done + 1}, batch {first}: the loss is {mean}, the gradients' norm "
                 f"{norm}; lower the learning rate or resume from an earlier checkpoint."
             )
         self._update(gradients)
         counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
-        return {"loss": loss, "norm": norm, "counts": counts}
+        return {"loss": mean, "norm": norm, "counts": counts}
 
     def _update(self, gradients: Any) -> None:
         """Update all of the state, or on an interrupt none of it."""

@@ -48,9 +48,12 @@ def test_functions_have_the_defaults_of_the_object():
     for function in (batch_generate, decode_batch):
         assert defaults_of(function)["max_tokens"] == defaults.BATCH_MAX_TOKENS
     batch = defaults_of(decode_batch)
-    assert (
-        batch["prefill_step_size"] == steps["prefill_step_size"] == BenchSettings.prefill_step_size
-    )
+    sizes = {
+        batch["prefill_step_size"],
+        steps["prefill_step_size"],
+        BenchSettings.prefill_step_size,
+    }
+    assert len(sizes) == 1
     assert batch["completion_batch_size"] == defaults.COMPLETION_BATCH_SIZE
 
 

@@ -343,24 +343,6 @@ def test_prompts_that_cannot_be_answered_are_counted_and_skipped(tmp_path):
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize(
-    "name, value",
-    [
-        ("max_tokens", 0),
-        ("max_seq_length", 1),
-        ("seed", -1),
-        ("shard_size", 0),
-        ("batch_size", 0),
-        ("temp", -0.5),
-        ("top_p", 0.0),
-        ("top_p", 1.5),
-    ],
-)
-def test_settings_out_of_range_are_refused(tmp_path, name, value):
-    with pytest.raises(ValueError, match=f"`{name}` is {value} but has to be"):
-        generate(None, make_tokenizer(), _rows(3), tmp_path, **SETTINGS | {name: value})
-
-
 def test_progress_tells_tokens_and_disk(tmp_path, capsys):
     rows = _rows(3, 4, 5)
     with warnings.catch_warnings():
