@@ -82,15 +82,12 @@ class Arm:
         stats: Stats,
     ) -> Iterator[GenerationResponse]:
         """Decode one prompt; only DFlash fills in ``stats``."""
-        sampling: dict[str, Any] = {}
+        names = "max_tokens", "prefill_step_size"
+        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
         if self.temperature > 0:
             mx.random.seed(settings.seed)
             sampler = make_sampler(self.temperature, top_p=settings.top_p, top_k=settings.top_k)
-            sampling = {"sampler": sampler}
-        options = sampling | {
-            "max_tokens": settings.max_tokens,
-            "prefill_step_size": settings.prefill_step_size,
-        }
+            options["sampler"] = sampler
         if self.drafter is not None:
             options |= {"draft_model": self.drafter, "verify_width": self.verify_width}
             return stream_generate(model, tokenizer, prompt, stats=stats, **options)
@@ -110,10 +107,8 @@ def make_arms(
 
     Args:
         drafters (dict): By the name of their arm.
-        temperatures (list of float): 0 decodes greedily.
+        temperatures, draft_lm, num_draft_tokens: As of :class:`Arm`.
         verify_widths (list): ``None`` is a drafter's own block; larger widths are left out.
-        draft_lm (nn.Module, optional): For mlx-lm's own speculation.
-        num_draft_tokens (int): Its drafts per round.
 
     Raises:
         ValueError: if a width is larger than every drafter's block.

@@ -19,6 +19,7 @@ from ..checkpoint.load import read_drafter_args
 from ..cli.arguments import add_draft_model_argument, add_model_arguments
 from ..cli.build import read_pair
 from ..cli.console import note, run
+from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import fingerprint
 from ..evaluation.prompts import SUITES, digest, encode, read_chats
@@ -30,9 +31,38 @@ from .measure import Bench
 from .report import markdown
 from .results import measure_all, models_of, prepare_drafters
 
-AT_LEAST_1 = (
-    "max_tokens", "trials", "limit", "recall_stride", "num_draft_tokens", "prefill_step_size",
-)  # fmt: skip
+_COUNT = Range(1)
+# fmt: off
+_OPTIONS = (
+    Option("draft_bits", [(4, 8)], [], None,
+        "Also run the drafter quantized at load, an arm for each"),
+    Option("dflash1_model", str, None, None, "A DFlash 1 drafter of the same target"),
+    Option("draft_lm", str, None, None, "A small language model for mlx-lm's own speculation"),
+    Option("num_draft_tokens", int, None, _COUNT, "Its drafts per round (default: 3)"),
+    Option("no_selector", bool, False, None,
+        "Also run the drafter without its selector, at the first temperature: the best token of "
+        "each row"),
+    Option("verify_widths", [int], None, None,
+        "Rows of the block that the target verifies, an arm each (default: the block size)"),
+    Option("temps", [float], [0.0, 1.0], None, "Sampling temperatures (default: 0 1)"),
+    Option("top_p", float, 0.0, None, "Sampling top-p, at temperatures above 0"),
+    Option("top_k", int, 0, None, "Sampling top-k, at temperatures above 0"),
+    Option("suites", [str], ["built-in"], None,
+        f"built-in, {', '.join(SUITES)}, or JSONL files of prompts or chats (default: built-in)"),
+    Option("limit", int, None, _COUNT, "The most prompts per suite"),
+    Option("thinking", ("on", "off", "both"), None, None,
+        "For chat templates with enable_thinking (default: both for these)"),
+    Option("max_tokens", int, BenchSettings.max_tokens, _COUNT, "Tokens per answer", "-m"),
+    Option("trials", int, 1, _COUNT, "Runs of every prompt"),
+    Option("prefill_step_size", int, BenchSettings.prefill_step_size, _COUNT, "As in mlx_lm"),
+    Option("seed", int, 0, None, "PRNG seed"),
+    Option("recall", bool, False, None, "Also measure recall, teacher forced"),
+    Option("recall_stride", int, None, _COUNT,
+        "Tokens from one anchor to the next (default: 4)"),
+    Option("json", Path, None, None, "Write all results to this file"),
+    Option("plots", Path, None, None, "Write plots into this folder"),
+)
+# fmt: on
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -43,77 +73,8 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     add_model_arguments(parser)
     add_draft_model_argument(parser)
-    _add_arms(parser)
-    _add_data(parser)
-    add = parser.add_argument
-    add("--recall", action="store_true", help="Also measure recall, teacher forced")
-    add("--recall-stride", type=int, help="Tokens from one anchor to the next (default: 4)")
-    add("--json", type=Path, help="Write all results to this file")
-    add("--plots", type=Path, help="Write plots into this folder")
+    add_options(parser, _OPTIONS)
     return parser
-
-
-def _add_arms(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--draft-bits",
-        type=int,
-        nargs="+",
-        choices=(4, 8),
-        default=[],
-        help="Also run the drafter quantized at load, an arm for each",
-    )
-    add("--dflash1-model", help="A DFlash 1 drafter of the same target")
-    add("--draft-lm", help="A small language model for mlx-lm's own speculation")
-    add("--num-draft-tokens", type=int, help="Its drafts per round (default: 3)")
-    add(
-        "--no-selector",
-        action="store_true",
-        help="Also run the drafter without its selector, at the first temperature: the best token "
-        "of each row",
-    )
-    add(
-        "--verify-widths",
-        type=int,
-        nargs="+",
-        help="Rows of the block that the target verifies, an arm each (default: the block size)",
-    )
-    add("--temps", type=float, nargs="+", default=[0.0, 1.0], help="Sampling temperatures")
-    add("--top-p", type=float, default=0.0, help="Sampling top-p, at temperatures above 0")
-    add("--top-k", type=int, default=0, help="Sampling top-k, at temperatures above 0")
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    add, default = parser.add_argument, "(default: %(default)s)"
-    add(
-        "--suites",
-        nargs="+",
-        default=["built-in"],
-        help=f"built-in, {', '.join(SUITES)}, or JSONL files of prompts or chats "
-        "(default: built-in)",
-    )
-    add("--limit", type=int, help="The most prompts per suite")
-    add(
-        "--thinking",
-        choices=("on", "off", "both"),
-        help="For chat templates with enable_thinking (default: both for these)",
-    )
-    usual = BenchSettings()
-    add(
-        "--max-tokens",
-        "-m",
-        type=int,
-        default=usual.max_tokens,
-        help=f"Tokens per answer {default}",
-    )
-    add("--trials", type=int, default=1, help=f"Runs of every prompt {default}")
-    add(
-        "--prefill-step-size",
-        type=int,
-        default=usual.prefill_step_size,
-        help=f"As in mlx_lm {default}",
-    )
-    add("--seed", type=int, default=usual.seed, help=f"PRNG seed {default}")
 
 
 def setup_compare_parser() -> argparse.ArgumentParser:
@@ -180,6 +141,7 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
+        "dense": args.dense or None,
         "extra_eos_token": list(args.extra_eos_token) or None,
         "num_draft_tokens": (args.num_draft_tokens or 3) if args.draft_lm else None,
     }
@@ -206,11 +168,8 @@ def _check(args: argparse.Namespace) -> BenchSettings:
         "top_k": above_0,
     }.items():
         if getattr(args, name) and not used:
-            raise ValueError(f"--{name.replace('_', '-')} has an effect only with {needed}.")
-    for name in AT_LEAST_1:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} is {value} but has to be 1 or more.")
+            raise ValueError(f"{flag(name)} has an effect only with {needed}.")
+    check_ranges(args, _OPTIONS)
     if args.recall and 0 not in args.temps:
         raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
     if args.json is not None and not args.json.absolute().parent.is_dir():

@@ -18,6 +18,7 @@ SAME = (
     ("settings", "prefill_step_size"),
     ("settings", "adapter"),
     ("settings", "quantize_activations"),
+    ("settings", "dense"),
     ("settings", "extra_eos_token"),
 )
 FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")
@@ -41,10 +42,7 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def compare(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """Return what differs between two runs, as Markdown.
-
-    Args:
-        first, second (dict): From :func:`read`.
+    """Return what differs between two runs from :func:`read`, as Markdown.
 
     Raises:
         ValueError: naming the field that has to be equal and is not.

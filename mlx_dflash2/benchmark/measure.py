@@ -85,8 +85,7 @@ class Bench:
         The arms take turns on every prompt, and each trial starts with another arm, so that drift
         of the machine affects all of them alike.
 
-        Args:
-            progress (callable): Called with a description before each run.
+        ``progress`` is called with a description before each run.
         """
         for arm in self.arms:
             progress(f"warm-up, {arm.label}")
@@ -105,21 +104,16 @@ class Bench:
     def _run_one(
         self, arm: Arm, prompt: Prompt, index: int, trial: int, max_tokens: int | None = None
     ) -> Sample:
-        settings = replace(
-            self.settings,
-            seed=self.settings.seed + trial,
-            max_tokens=max_tokens or self.settings.max_tokens,
-        )
-        stats = Stats()
-        tokens: list[int] = []
-        drafted: list[bool] = []
+        settings = replace(self.settings, seed=self.settings.seed + trial)
+        if max_tokens is not None:
+            settings = replace(settings, max_tokens=max_tokens)
+        stats, tokens, drafted = Stats(), list[int](), list[bool]()
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         start = first = last = time.perf_counter()
-        for response in arm.stream(
-            self.model, self.tokenizer, list(prompt.tokens), settings, stats
-        ):
+        ids = list(prompt.tokens)
+        for response in arm.stream(self.model, self.tokenizer, ids, settings, stats):
             last = time.perf_counter()
             first = last if not tokens else first
             tokens.append(response.token)
@@ -147,9 +141,7 @@ def rounds_of(drafted: Sequence[bool]) -> int:
     """Count the rounds of mlx-lm's speculation in an answer.
 
     Every round ends with a token of the target's own, except a last one that ends in a draft: at
-    the end of the answer, or at the token limit.
-
-    Args:
-        drafted (sequence of bool): Whether the draft model proposed each token.
+    the end of the answer, or at the token limit. ``drafted`` tells for each token whether the
+    draft model proposed it.
     """
     return len(drafted) - sum(drafted) + (bool(drafted) and drafted[-1])

@@ -1,10 +1,11 @@
-"""Where a round's time goes: a pass of its own that waits for every phase.
+"""Time the phases of a round, in a separate pass that waits for each of them.
 
-Waiting takes away what the device could have overlapped, so the phases tell shares; how long a
-round really takes comes from the runs that nothing disturbs.
+Waiting removes overlap on the device, so phases show shares only. The time of a round comes from
+the ordinary runs.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -35,7 +36,7 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        drafter,
+        cast(Drafter, arm.drafter),
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),

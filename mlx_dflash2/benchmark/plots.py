@@ -20,15 +20,7 @@ def check() -> None:
 
 
 def save(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Write every plot that the results have figures for.
-
-    Args:
-        results (dict): From the command.
-        folder (Path): Made if need be.
-
-    Returns:
-        list: The files.
-    """
+    """Write every plot that the results have figures for, and return the files."""
     figures = {
         "acceptance_by_position": _positions(results["mean"]),
         "speedup": _speedups(results["mean"]),
@@ -65,10 +57,8 @@ def _speedups(mean: dict[str, Any]) -> "Figure | None":
     axes.barh(list(arms), values, xerr=errors, capsize=3)
     axes.axvline(1, color="black", linewidth=1)
     axes.invert_yaxis()
-    axes.set(
-        xlabel="times the decoding speed of plain mlx-lm",
-        title="Speed-up, from the lowest to the highest run",
-    )
+    axes.set_xlabel("times the decoding speed of plain mlx-lm")
+    axes.set_title("Speed-up, from the lowest to the highest run")
     return figure
 
 
@@ -95,8 +85,6 @@ def _recall(label: str, found: dict[str, Any]) -> "Figure":
     }
     if found["selector_accuracy"]:
         lines["selector, of true candidates"] = found["selector_accuracy"]
-    lines = {
-        name: [float("nan") if value is None else value for value in values]
-        for name, values in lines.items()
-    }
+    nan = float("nan")
+    lines = {k: [nan if value is None else value for value in v] for k, v in lines.items()}
     return line_plot(f"Headroom of {label}", lines, "teacher forced")

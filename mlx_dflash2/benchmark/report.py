@@ -62,11 +62,8 @@ def _heading(results: dict[str, Any]) -> str:
 
 def _mean_table(results: dict[str, Any]) -> str:
     header = ["mean of the suites", *(name for name, _ in COLUMNS)]
-    rows = [
-        [label, *(show(summary) for _, show in COLUMNS)]
-        for label, summary in results["mean"].items()
-    ]
-    return table(header, rows)
+    means = results["mean"].items()
+    return table(header, [[label, *(show(mean) for _, show in COLUMNS)] for label, mean in means])
 
 
 def _suite_table(results: dict[str, Any]) -> str:
@@ -106,12 +103,10 @@ def _phases(results: dict[str, Any]) -> str:
     rows = []
     for label, seconds in phases.items():
         summary = results["mean"][label]
-        seconds_a_round = summary.get("round_seconds")
-        round_time = number(seconds_a_round and seconds_a_round * 1e3, 1)
+        undisturbed = summary.get("round_seconds")
+        times = [*(seconds[name] for name in PHASES), undisturbed]
         reads = number(summary.get("host_reads_per_round"))
-        rows.append(
-            [label, *(number(seconds[name] * 1e3, 1) for name in PHASES), round_time, reads]
-        )
+        rows.append([label, *(number(time and time * 1e3, 1) for time in times), reads])
     header = ["ms a round", *PHASES, "undisturbed round", "host reads a round"]
     text = (
         "The phases come from a separate pass that waits for the device after each of them and "
@@ -140,17 +135,16 @@ def _difference(entry: dict[str, Any]) -> str:
 
 def recall_markdown(label: str, found: dict[str, Any]) -> str:
     """Format the recall table of one drafter."""
+    columns = {
+        "Recall@1": ("recall_best", "acceptance_best"),
+        f"Recall@{found['candidates']} (oracle)": ("recall_candidates", "acceptance_oracle"),
+        "selector, of true candidates": ("selector_accuracy", "acceptance_path"),
+    }
     rows = [
-        ["Recall@1", *map(number, found["recall_best"]), number(found["acceptance_best"])],
-        [
-            f"Recall@{found['candidates']} (oracle)",
-            *map(number, found["recall_candidates"]),
-            number(found["acceptance_oracle"]),
-        ],
+        [name, *map(number, [*found[rates], found[length]])]
+        for name, (rates, length) in columns.items()
+        if found[rates]
     ]
-    if found["selector_accuracy"]:
-        accuracy = map(number, found["selector_accuracy"])
-        rows.append(["selector, of true candidates", *accuracy, number(found["acceptance_path"])])
     positions = map(str, range(1, len(found["recall_best"]) + 1))
     text = (
         f"Teacher forced at {found['anchors']} anchors of the target's own text. Recall is taken "

@@ -14,7 +14,7 @@ from ..evaluation.parity import compare_tokens
 from ..evaluation.recall import recall_table
 from ..pairs.find import PairSources
 from ..pairs.known import model_name
-from .arms import Arm, lacks_selector
+from .arms import PLAIN, Arm, lacks_selector
 from .compare import FORMAT, KIND
 from .measure import Bench, Sample
 from .phases import time_phases
@@ -32,16 +32,13 @@ def prepare_drafters(
 
     Args:
         drafter (Drafter): The pair's own, as it is stored.
-        source (DrafterSource): Where it was found.
-        bits (sequence of int): Quantizations at load, a drafter for each.
-        dflash1_model (str, optional): Another drafter of the same target.
-        no_selector (bool): Whether to add the pair's own without its selector.
+        source (DrafterSource): Where it came from.
+        bits, dflash1_model, no_selector: Options of the command, for further drafters.
 
     Raises:
         ValueError: if there is no selector to leave out.
     """
-    name = f"DFlash {drafter.args.generation}"
-    dtype = device_dtype()
+    name, dtype = f"DFlash {drafter.args.generation}", device_dtype()
     drafters = {name: drafter}
     for number in bits:
         drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
@@ -75,11 +72,8 @@ def measure_all(
 ) -> dict[str, Any]:
     """Run everything.
 
-    Args:
-        bench (Bench): What to run.
-        recall_stride (int, optional): Tokens from one anchor of the recall table to the next, on
-          the greedy plain answers; ``None`` for no table.
-        progress (callable): Called with a description before each step.
+    Without ``recall_stride``, tokens from one anchor to the next on the greedy plain answers,
+    there is no recall table. ``progress`` is called with a description before each step.
     """
     samples = bench.run(progress)
     plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
@@ -133,12 +127,8 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
 def _recall(
     bench: Bench, samples: Sequence[Sample], stride: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    greedy = next(arm for arm in bench.arms if arm.is_plain and arm.temperature == 0)
-    texts = [
-        (bench.prompts[run.prompt].tokens, run.tokens)
-        for run in samples
-        if run.arm == greedy.label and run.trial == 0
-    ]
+    greedy = [run for run in samples if run.arm == PLAIN and run.trial == 0]
+    texts = [(bench.prompts[run.prompt].tokens, run.tokens) for run in greedy]
     # Without a selector, the rows are the same as with it.
     drafters = {name: d for name, d in bench.drafters.items() if not lacks_selector(d)}
     tables = {}

@@ -14,16 +14,10 @@ AVERAGED = (
 
 
 def summarize(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
-    """Return the figures of one arm's runs.
+    """Return the figures of one arm's runs, given plain decoding's at the same temperature.
 
-    Args:
-        samples (sequence of Sample): All runs of the arm.
-        plain (sequence of Sample): Plain decoding's runs at the same temperature.
-
-    Returns:
-        dict: Rates in tokens a second are medians over the runs, and every ``…_spread`` is the
-        lowest and the highest. A speed-up compares a run with the plain run of the same prompt
-        and trial.
+    Rates in tokens a second are medians over the runs, and every ``…_spread`` is the lowest and
+    the highest. A speed-up compares a run with the plain run of the same prompt and trial.
     """
     baseline = {(run.prompt, run.trial): run for run in plain}
     pairs = [(run, baseline.get((run.prompt, run.trial))) for run in samples]
@@ -46,10 +40,8 @@ def summarize(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, A
 
 def _drafting(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return acceptance per request, pooled and by position, and the cost of a round."""
-    lengths: list[float] = []
-    seconds: list[float] = []
-    drafted: list[int] = []
-    accepted: list[int] = []
+    lengths, seconds = list[float](), list[float]()
+    drafted, accepted = list[int](), list[int]()
     total = rounds = reads = 0
     for run in samples:
         here = run.stats["rounds"] if run.stats else run.rounds
@@ -87,16 +79,11 @@ def _add(totals: list[int], counts: Sequence[int]) -> None:
 
 
 def by_suite(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Summarize runs by suite and arm.
-
-    Args:
-        samples (sequence of Sample): All runs.
-        plain_of (dict): For each arm's label, the plain arm's at its temperature.
-    """
-    suites = dict.fromkeys(run.suite for run in samples)
-    return {
-        suite: _by_arm([run for run in samples if run.suite == suite], plain_of) for suite in suites
-    }
+    """Summarize runs by suite and arm; ``plain_of`` maps labels of arms to the plain arm's."""
+    suites: dict[str, list[Sample]] = {}
+    for run in samples:
+        suites.setdefault(run.suite, []).append(run)
+    return {suite: _by_arm(runs, plain_of) for suite, runs in suites.items()}
 
 
 def _by_arm(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, Any]:

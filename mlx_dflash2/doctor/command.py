@@ -11,6 +11,8 @@ import mlx.core as mx
 
 from ..cli.arguments import add_draft_model_arguments
 from ..cli.console import note, run
+from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..cli.start import add_blas_argument
 from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_chats
@@ -23,9 +25,41 @@ from .kernels import DEFAULT_REPEATS, doctor_kernels
 from .repairs import likely_masks
 from .trace import DEFAULT_ANCHORS, bisect
 
+# Options that have an effect only in one way of use, with their defaults.
 PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
 KERNELS = {"repeats": DEFAULT_REPEATS}
 TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAULT_ANCHORS}
+_AT_LEAST_1 = Range(1)
+# fmt: off
+_OPTIONS = {
+    "this machine, or a pair": (
+        Option("model", str, None, None,
+            "The path to the local model directory or Hugging Face repo of the target (default: "
+            "the embedded one, where a drafter or --trace is given)"),
+        Option("json", Path, None, None, "Also write the lines to this file"),
+    ),
+    "what a pair brings": (
+        Option("bandwidth", float, None, _AT_LEAST_1, "Memory bandwidth in GB/s"),
+        Option("acceptance_length", float, None, _AT_LEAST_1,
+            "Tokens a round at the full block, bonus included"),
+        Option("context", int, None, _AT_LEAST_1, "Tokens before the round (default: 1000)"),
+    ),
+    "which stage is at fault": (
+        Option("trace", bool, False, None, "Load the pair and try repairs of the drafter"),
+        Option("suites", [str], None, None,
+            "Prompts, as in mlx_dflash2.benchmark (default: built-in)"),
+        Option("limit", int, None, _AT_LEAST_1, "The most prompts per suite (default: 1)"),
+        Option("max_tokens", int, None, _AT_LEAST_1, "Tokens per answer (default: 64)", "-m"),
+        Option("anchors", int, None, _AT_LEAST_1,
+            f"The most places to draft from (default: {DEFAULT_ANCHORS})"),
+    ),
+    "whether the Metal kernels are right": (
+        Option("kernels", bool, False, None, "Check and time every Metal kernel"),
+        Option("repeats", int, None, _AT_LEAST_1,
+            f"Launches to time (default: {DEFAULT_REPEATS})"),
+    ),
+}
+# fmt: on
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -36,26 +70,10 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         "brings, from configs and tensor headers alone. With --trace: find the drafter's faulty "
         "stage.",
     )
-    parser.add_argument(
-        "--model",
-        help="The path to the local model directory or Hugging Face repo of the target (default: "
-        "the embedded one, where a drafter or --trace is given)",
-    )
+    for title, options in _OPTIONS.items():
+        add_options(parser.add_argument_group(title), options)
     add_draft_model_arguments(parser)
-    parser.add_argument("--json", type=Path, help="Also write the lines to this file")
-    add = parser.add_argument_group("what a pair brings").add_argument
-    add("--bandwidth", type=float, help="Memory bandwidth in GB/s")
-    add("--acceptance-length", type=float, help="Tokens a round at the full block, bonus included")
-    add("--context", type=int, help="Tokens before the round (default: 1000)")
-    add = parser.add_argument_group("which stage is at fault").add_argument
-    add("--trace", action="store_true", help="Load the pair and try repairs of the drafter")
-    add("--suites", nargs="+", help="Prompts, as in mlx_dflash2.benchmark (default: built-in)")
-    add("--limit", type=int, help="The most prompts per suite (default: 1)")
-    add("--max-tokens", "-m", type=int, help="Tokens per answer (default: 64)")
-    add("--anchors", type=int, help=f"The most places to draft from (default: {DEFAULT_ANCHORS})")
-    add = parser.add_argument_group("whether the Metal kernels are right").add_argument
-    add("--kernels", action="store_true", help="Check and time every Metal kernel")
-    add("--repeats", type=int, help=f"Launches to time (default: {DEFAULT_REPEATS})")
+    add_blas_argument(parser)
     return parser
 
 
@@ -83,13 +101,14 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Refuse options that have no effect, and fill in the defaults of the others."""
+    """Refuse options without effect or out of range, and fill in the defaults of the others."""
+    check_ranges(args, (option for group in _OPTIONS.values() for option in group))
     pair = args.model is not None or args.draft_model is not None
     _settle(args, KERNELS, args.kernels, "--kernels")
     if args.kernels:
         for name in ("model", "draft_model", "json", "trace"):
             if getattr(args, name):
-                raise ValueError(f"--{name.replace('_', '-')} has no effect with --kernels.")
+                raise ValueError(f"{flag(name)} has no effect with --kernels.")
     _settle(args, TRACE, args.trace, "--trace")
     _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
     if args.draft_bits is not None and not (pair or args.trace):
@@ -100,13 +119,10 @@ def _check(args: argparse.Namespace) -> None:
 
 def _settle(args: argparse.Namespace, defaults: dict[str, Any], used: bool, where: str) -> None:
     for name, default in defaults.items():
-        flag, value = f"--{name.replace('_', '-')}", getattr(args, name)
-        if value is None:
+        if getattr(args, name) is None:
             setattr(args, name, default)
         elif not used:
-            raise ValueError(f"{flag} has an effect only with {where}.")
-        elif not isinstance(value, list) and value < 1:
-            raise ValueError(f"{flag} is {value} but has to be 1 or more.")
+            raise ValueError(f"{flag(name)} has an effect only with {where}.")
 
 
 def _command(args: argparse.Namespace) -> None:

@@ -15,12 +15,9 @@ DEFAULT_REPEATS = 20
 
 
 class Result(NamedTuple):
-    """A kernel on one set of inputs.
+    """A kernel on one set of inputs, or MLX's message about its ``failure``.
 
-    Attributes:
-        error: In units of the tolerance; at most 1 is right.
-        kernel_time, plain_time: Microseconds of the kernel and of its plain form.
-        failure: MLX's message if the kernel did not run.
+    ``error`` is in units of the tolerance, at most 1 is right; times are in microseconds.
     """
 
     case: Case
@@ -75,21 +72,8 @@ def why_no_kernels() -> str | None:
 _ROW = "{:<20} {:<36} {:<9} {:>9} {:>11} {:>10}  {}"
 
 
-def print_row(result: Result) -> None:
-    """Print one line of the table."""
-    kernel, shape = result.case.kernel, result.case.shape
-    dtype = str(result.dtype).split(".")[-1]
-    verdict = result.failure or ("ok" if result.passed else "WRONG")
-    numbers = (result.error, result.kernel_time, result.plain_time)
-    print(_ROW.format(kernel, shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
-
-
 def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
-    """Print the table of all kernels.
-
-    Returns:
-        int: The number of cases that did not pass; 1 without Metal.
-    """
+    """Print the table of all kernels; return how many cases did not pass, 1 without Metal."""
     if reason := why_no_kernels():
         print(f"No Metal kernel runs on this machine: {reason}")
         return 1
@@ -97,7 +81,10 @@ def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
     print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
     failed = 0
     for result in check_kernels(repeats):
-        print_row(result)
+        case, dtype = result.case, str(result.dtype).split(".")[-1]
+        numbers = (result.error, result.kernel_time, result.plain_time)
+        verdict = result.failure or ("ok" if result.passed else "WRONG")
+        print(_ROW.format(case.kernel, case.shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
         failed += not result.passed
     print(f"{failed} failed" if failed else "all kernels are right")
     return failed

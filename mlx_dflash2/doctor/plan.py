@@ -35,11 +35,7 @@ PUBLISHED_LENGTH = {"Qwen3.8-27B": 4.80, "Muse-Glimmer-30B": 5.70}
 class Plan:
     """A pair whose weights need not be read.
 
-    Attributes:
-        target (Target): The target.
-        drafter (Drafter): Its drafter.
-        device (str): ``gpu`` or ``cpu``.
-        length (float, optional): Acceptance length at the full block, if one is known.
+    ``device`` is ``gpu`` or ``cpu``; ``length`` the acceptance length at the full block, if known.
     """
 
     target: Target
@@ -52,11 +48,6 @@ class Plan:
         """The target's bytes."""
         return target_bytes(self.target)
 
-    @cached_property
-    def drafter_reads(self) -> int:
-        """Bytes of the drafter's weights that one draft reads."""
-        return drafter_reads(self.drafter)
-
     def plain(self, context: int) -> Reads:
         """Return what a plain step reads after ``context`` tokens."""
         return Reads(self.sizes.weights(1), self.sizes.head, self.sizes.past(context))
@@ -64,19 +55,16 @@ class Plan:
     def round(
         self, width: int, context: int, target_times: int = 1, drafter_times: int = 1
     ) -> Reads:
-        """Return what a round reads.
+        """Return what a round of ``width`` rows reads after ``context`` tokens.
 
-        Args:
-            width (int): Rows of the verify pass.
-            context (int): Tokens before it.
-            target_times (int): How often the verify pass reads the target's weights.
-            drafter_times (int): How often the draft reads the drafter's, and the head's.
+        The verify pass reads the target's weights ``target_times``, and the draft the drafter's
+        and the head's ``drafter_times``.
         """
         return Reads(
             self.sizes.weights(width) * target_times,
             self.sizes.head * target_times,
             self.sizes.past(context),
-            self.drafter_reads * drafter_times,
+            drafter_reads(self.drafter) * drafter_times,
             self.sizes.head * drafter_times,
             context_bytes(self.drafter, context),
         )
@@ -161,7 +149,7 @@ def report(plan: Plan, context: int, bandwidth: float | None, memory: int) -> It
     Args:
         plan (Plan): From :func:`read_plan`.
         context (int): Tokens before the round.
-        bandwidth (float, optional): GB/s.
+        bandwidth (float, optional): Of the memory, in GB/s.
         memory (int): Bytes that the machine recommends to use.
     """
     yield from _fit(plan)

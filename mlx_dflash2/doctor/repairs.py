@@ -7,6 +7,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..checkpoint.tensors import cast
 from ..drafter import variants
 from ..drafter.model import Drafter
 from ..evaluation.teacher_forced import DraftQuality
@@ -57,10 +58,10 @@ def make_repairs(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> 
         mask_ids (iterable of int): Ids to try as the mask.
         num_layers (int): The target's; a drafter's config may leave it out.
     """
-    return [*_wiring(drafter, num_layers), *_masks(drafter, mask_ids), *_selector(drafter)]
+    return list(_repairs(drafter, mask_ids, num_layers))
 
 
-def _wiring(drafter: Drafter, num_layers: int) -> Iterator[Repair]:
+def _repairs(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> Iterator[Repair]:
     args = drafter.args
     for shift, way in ((-1, "one layer earlier"), (1, "one layer later")):
         shifted = variants.with_taps(drafter, shift, num_layers)
@@ -74,22 +75,13 @@ def _wiring(drafter: Drafter, num_layers: int) -> Iterator[Repair]:
     causal = variants.with_causal_flipped(drafter)
     yield Repair("is_causal", f"is_causal {causal.args.causal}", causal)
     if drafter.dtype != mx.float32:
-        weights = {
-            name: value.astype(mx.float32) if mx.issubdtype(value.dtype, mx.floating) else value
-            for name, value in variants.parameters(drafter).items()
-        }
+        weights = dict(cast(variants.parameters(drafter), mx.float32))
         yield Repair("dtype", "computed in float32", variants.variant(drafter, weights))
-
-
-def _masks(drafter: Drafter, mask_ids: Iterable[int]) -> Iterator[Repair]:
     for token in dict.fromkeys(mask_ids):
-        if token != drafter.args.mask_token_id:
+        if token != args.mask_token_id:
             masked = variants.with_mask_id(drafter, token)
             yield Repair("mask_token_id", f"mask_token_id {token}", masked)
-
-
-def _selector(drafter: Drafter) -> Iterator[Repair]:
-    if drafter.args.has_selector:
+    if args.has_selector:
         swapped = variants.with_codebooks_swapped(drafter)
         yield Repair("candidate_selector", "its two codebooks swapped", swapped, of_selector=True)
 

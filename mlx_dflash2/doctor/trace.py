@@ -91,10 +91,8 @@ class Outcome:
 
     @property
     def significant(self) -> bool:
-        """A significant gain *and* a stage that works.
-
-        Merely flattening the distribution also raises log probabilities.
-        """
+        """A significant gain *and* a stage that works."""
+        # Merely flattening the distribution also raises log probabilities.
         works = self.hits.size > 0 and self.hits.mean() >= LOW_ACCEPTANCE
         enough = self.gains.size >= FEWEST_ANCHORS
         return bool(works and enough and self.errors > SIGNIFICANT and self.gain > 0)
@@ -104,13 +102,8 @@ class Outcome:
 class Trace:
     """The result of :func:`bisect`.
 
-    Attributes:
-        drafter: The suspect.
-        quality: What it drafts at the anchors.
-        outcomes: One for each repair.
-        fault: The repair that helps most, if one helps significantly.
-        window: Recall of the first row within the drafter's window and past it.
-        alike: Other repairs of the same stage that help significantly.
+    ``fault`` is the repair that helps most, if one helps significantly, and ``alike`` are others of
+    its stage that do. ``window`` is the first row's recall within the drafter's window and past it.
     """
 
     drafter: Drafter

@@ -17,8 +17,7 @@ class Batches:
     """The batches of a training run.
 
     Args:
-        corpus (Corpus): The texts.
-        source (TapSource): Their taps.
+        corpus, source: The texts and their taps.
         texts (sequence of int): The numbers of the texts to use.
         batch_size (int): Texts per batch.
         anchors (int): Anchors per text, fewer for short ones.

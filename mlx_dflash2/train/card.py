@@ -43,8 +43,7 @@ def make_card(
     """Describe a drafter.
 
     Args:
-        drafter (Drafter): As it is written.
-        target (str): The target's name.
+        drafter, target: The drafter as it is written, and the target's name.
         numbers (dict): ``texts``, ``tokens``, ``steps`` and ``blocks`` of its training.
         options (dict): Those that differ from their defaults.
         own (bool): Whether the target wrote the texts in the data stage.

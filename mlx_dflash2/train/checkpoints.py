@@ -30,14 +30,7 @@ class Saved(NamedTuple):
 
 
 def save(folder: str | Path, step: int, trees: dict[str, Any], settings: dict[str, Any]) -> None:
-    """Write a checkpoint, whole or not at all, and remove all but the latest few.
-
-    Args:
-        folder (str or Path): Where checkpoints go.
-        step (int): Steps done.
-        trees (dict): Trees of arrays by name.
-        settings (dict): Whatever decides the results, as JSON.
-    """
+    """Write a checkpoint, whole or not at all, and remove all but the latest few."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arrays: dict[str, mx.array] = {}
@@ -55,8 +48,7 @@ def load(file: str | Path) -> Saved:
     """Read a checkpoint.
 
     Raises:
-        FileNotFoundError: if it is not there.
-        ValueError: if the file is not a checkpoint.
+        FileNotFoundError, ValueError: if there is no such file, or it is not a checkpoint.
     """
     if not Path(file).is_file():
         raise FileNotFoundError(f"There is no checkpoint {file}.")
@@ -78,11 +70,7 @@ def files(folder: str | Path) -> list[Path]:
 
 
 def refuse_shapes(saved: Saved, weights: Any) -> None:
-    """Refuse a checkpoint of another drafter.
-
-    Args:
-        saved (Saved): The checkpoint.
-        weights (dict): The tree of what the drafter trains.
+    """Refuse a checkpoint whose tensors differ in shape from a drafter's tree of weights.
 
     Raises:
         ValueError: naming a tensor that differs, and both shapes.
@@ -100,11 +88,7 @@ def refuse_shapes(saved: Saved, weights: Any) -> None:
 
 
 def refuse_frozen(saved: Saved, frozen: list[int]) -> None:
-    """Refuse a checkpoint whose drafter had other frozen weights.
-
-    Args:
-        saved (Saved): The checkpoint; one without a digest is accepted.
-        frozen (list of int): The digest of the drafter's frozen weights.
+    """Refuse a checkpoint with another digest of frozen weights; one without any is accepted.
 
     Raises:
         ValueError: if the two differ.

@@ -46,8 +46,7 @@ def write_answers(
     """Write a model's answers as ``shard-*.npz``; called again, resume after the last shard.
 
     Args:
-        model (nn.Module): The target, or anything that mlx-lm generates with in batches.
-        tokenizer (TokenizerWrapper): Its tokenizer.
+        model, tokenizer: The target, or anything that mlx-lm generates with in batches.
         prompts (list of Prompt): The prompts to answer.
         folder (str or Path): Where shards and ``corpus.json`` go.
         name (str): The model's name or path, for ``corpus.json``.

@@ -54,9 +54,7 @@ def answer_prompts(
     """Answer prompts by the ordinary decoding loop.
 
     Args:
-        model (nn.Module): The target.
-        tokenizer (TokenizerWrapper): Its tokenizer, for the tokens that end an answer.
-        drafter (Drafter): The drafter.
+        model, tokenizer, drafter: The pair.
         prompts (sequence of Prompt): From :func:`mlx_dflash2.evaluation.prompts.encode`.
         max_tokens (int): The most tokens of an answer.
         temp (float): 0 decodes greedily. Default: ``0.0``.
@@ -72,6 +70,8 @@ def answer_prompts(
             max_tokens=max_tokens,
             sampler=make_sampler(temp) if temp > 0 else None,
             seed=seed + number if temp > 0 else None,
+            # Whole blocks in every round: acceptance is measured, not speed.
+            verify_width=drafter.block_size,
             stats=stats,
         )
         with closing(steps):
@@ -110,11 +110,7 @@ def acceptance(answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 def interval(tokens: np.ndarray, rounds: np.ndarray) -> list[float]:
-    """Return the 90 % interval of the pooled acceptance length, by a bootstrap over prompts.
-
-    Args:
-        tokens, rounds (np.ndarray): Tokens from rounds, and rounds, a number for each prompt.
-    """
+    """Return the 90 % interval of the pooled acceptance length, by a bootstrap over prompts."""
     draws = np.random.default_rng(0).integers(0, len(tokens), (_RESAMPLES, len(tokens)))
     lengths = tokens[draws].sum(axis=1) / np.maximum(1, rounds[draws].sum(axis=1))
     return [float(x) for x in np.percentile(lengths, _INTERVAL)]
@@ -179,10 +175,6 @@ def evaluate(
 
 def save_plots(found: dict[str, Any], folder: Path) -> list[Path]:
     """Plot an evaluation in ``acceptance.png``, and the run's log, if any, in ``training.png``.
-
-    Args:
-        found (dict): From :func:`evaluate`.
-        folder (Path): The run's.
 
     Raises:
         ImportError: if matplotlib is not installed.

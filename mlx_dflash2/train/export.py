@@ -25,11 +25,7 @@ def exported_step(folder: Path) -> int | None:
 
 
 def is_exported(folder: Path, made: dict[str, Any]) -> bool:
-    """Tell whether a run's export exists already.
-
-    Args:
-        folder (Path): The run's.
-        made (dict): The ``step`` and ``bits`` to export.
+    """Tell whether a run's export of ``made``, its ``step`` and ``bits``, exists already.
 
     Raises:
         ValueError: if there is an export of something else.
@@ -57,8 +53,7 @@ def export_drafter(
 
     Args:
         drafter (Drafter): The trained drafter, which is rounded and quantized in place.
-        corpus (Corpus): The texts it was trained on.
-        saved (Saved): Its checkpoint.
+        corpus, saved: The texts it was trained on, and its checkpoint.
         made (dict): Its ``step`` and the ``bits`` to quantize to, or ``None``.
         folder (Path): The run's.
         name (str): The target's name or path.

@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from mlx.utils import tree_map
@@ -38,7 +38,7 @@ class StepTotals:
         Args:
             trainer (Trainer): After the last of these steps.
         """
-        counts = {name: cast(list[float], value.tolist()) for name, value in self.counts.items()}
+        counts: dict[str, Any] = {name: value.tolist() for name, value in self.counts.items()}
         rows = [max(1, n) for n in counts["rows"]]
         shares: dict[str, Any] = {
             name: [round(n / d, 4) for n, d in zip(counts[name], rows, strict=True)]

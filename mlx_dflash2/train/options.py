@@ -1,142 +1,129 @@
 """The options of `mlx_dflash2.train`, in the spelling of mlx_lm.lora where it has them."""
 
 import argparse
-import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
+from ..cli import options as cli_options
+from ..cli.options import Option, Range, add_options, flag
+from ..cli.start import add_blas_argument
 from .losses import LOSSES
 from .start import PARTS
 
 STAGES = ("data", "taps", "fit", "export", "eval")
 _NOT_GIVEN = object()
-
-
-class _Range(NamedTuple):
-    low: float
-    open: bool = False
-    below: float = math.inf
-
-    def has(self, value: float) -> bool:
-        """Tell whether a number is in the range; NaN is in none."""
-        return (self.low < value if self.open else self.low <= value) and value < self.below
-
-    def __str__(self) -> str:
-        low = f"above {self.low:g}" if self.open else f"{self.low:g} or more"
-        return low if self.below == math.inf else f"{low} and below {self.below:g}"
-
-
-_ANY, _COUNT, _ABOVE, _SHARE = _Range(0), _Range(1), _Range(0, open=True), _Range(0, below=1)
+_ANY, _COUNT, _ABOVE, _SHARE = Range(0), Range(1), Range(0, open=True), Range(0, below=1)
 
 
 def _parts(text: str) -> list[str]:
     return text.split(",")
 
 
-# For each group: name, kind (bool is a flag, a list takes several, a tuple is choices), default,
-# range, help.
 # fmt: off
-_OPTIONS: dict[str, tuple[tuple[str, Any, Any, _Range | None, str], ...]] = {
+_OPTIONS: dict[str, tuple[Option, ...]] = {
     "all stages": (
-        ("model", str, None, None,
-         "The path to the local model directory or Hugging Face repo of the target (default: the "
-         "embedded one)"),
-        ("output_path", str, "drafter", None,
-         "Directory for everything that is made; the drafter is in its export folder"),
-        ("seed", int, 0, _ANY, "The PRNG seed"),
-        ("dequantize", bool, False, None,
-         "Dequantize the target's weights to float32: many times faster on the CPU backend, but up "
-         "to eight times larger"),
-        ("thinking", ("on", "off", "both"), None, None,
-         "Thinking in the answers, for chat templates with enable_thinking (default: both for "
-         "these)"),
+        Option("model", str, None, None,
+            "The path to the local model directory or Hugging Face repo of the target (default: "
+            "the embedded one)"),
+        Option("output_path", str, "drafter", None,
+            "Directory for everything that is made; the drafter is in its export folder"),
+        Option("seed", int, 0, _ANY, "The PRNG seed"),
+        Option("dequantize", bool, False, None,
+            "Dequantize the target's weights to float32: many times faster on the CPU backend, but "
+            "up to eight times larger"),
+        Option("thinking", ("on", "off", "both"), None, None,
+            "Thinking in the answers, for chat templates with enable_thinking (default: both for "
+            "these)"),
     ),
     "data and taps": (
-        ("data", str, None, None,
-         "A directory of *.npz shards of the target's answers, in place of the data stage's"),
-        ("prompts", str, None, None,
-         "A JSONL or text file of prompts (default: a built-in generator)"),
-        ("num_prompts", int, 2000, _COUNT, "Prompts from the built-in generator"),
-        ("own_prompts", int, 0, _ANY, "Prompts that the target writes, in addition"),
-        ("max_tokens", int, 256, _COUNT, "Tokens per answer"),
-        ("temp", float, 0.0, _ANY, "Sampling temperature of answers"),
-        ("top_p", float, 1.0, None, "Sampling top-p of answers"),
-        ("data_batch_size", int, 32, _COUNT, "Answers to generate at a time"),
-        ("taps", str, None, None, "The directory of cached taps (default: in the output path)"),
-        ("no_cache", bool, False, None, "Compute taps for each batch; do not cache them"),
-        ("max_seq_length", int, 2048, _Range(2), "The longest text to train on, in tokens"),
+        Option("data", str, None, None,
+            "A directory of *.npz shards of the target's answers, in place of the data stage's"),
+        Option("prompts", str, None, None,
+            "A JSONL or text file of prompts (default: a built-in generator)"),
+        Option("num_prompts", int, 2000, _COUNT, "Prompts from the built-in generator"),
+        Option("own_prompts", int, 0, _ANY, "Prompts that the target writes, in addition"),
+        Option("max_tokens", int, 256, _COUNT, "Tokens per answer"),
+        Option("temp", float, 0.0, _ANY, "Sampling temperature of answers"),
+        Option("top_p", float, 1.0, None, "Sampling top-p of answers"),
+        Option("data_batch_size", int, 32, _COUNT, "Answers to generate at a time"),
+        Option("taps", str, None, None,
+            "The directory of cached taps (default: in the output path)"),
+        Option("no_cache", bool, False, None, "Compute taps for each batch; do not cache them"),
+        Option("max_seq_length", int, 2048, Range(2), "The longest text to train on, in tokens"),
     ),
     "drafter": (
-        ("draft_model", str, None, None,
-         "A DFlash 1 or DFlash 2 drafter to start from; missing parts are added"),
-        ("init", ("random", "target"), "target", None,
-         "Without --draft-model: start from random weights or the target's last layers"),
-        ("num_layers", int, None, None, "Number of layers (default: 5)"),
-        ("block_size", int, None, _Range(2), "Rows of a block (default: 16)"),
-        ("target_layer_ids", [int], None, None, "Layers of the target to tap"),
-        ("mask_token_id", int, None, None, "Token id of the rows to draft"),
-        ("sliding_window", int, None, None, "Window of the drafter's attention"),
-        ("intermediate_size", int, None, None, "Width of the MLPs"),
-        ("rope_theta", float, None, _Range(1, open=True),
-         "Base of the rotary embedding (default: the target's)"),
-        ("causal", bool, False, None, "Rows of a block do not see later rows"),
-        ("conv_kernel_size", int, None, None,
-         "Taps of the convolution, 0 for none (default: 2)"),
-        ("selector_rank", int, None, None,
-         "Rank of the pair scores, 0 for none (default: 256)"),
-        ("selector_top_k", int, None, None, "Candidates per row (default: 16)"),
-        ("factored", bool, False, None,
-         "Train the codebooks as products of the target's embedding and a small matrix"),
-        ("only", _parts, None, None,
-         f"Train only these parts, separated by commas: {', '.join(PARTS)}"),
+        Option("draft_model", str, None, None,
+            "A DFlash 1 or DFlash 2 drafter to start from; missing parts are added"),
+        Option("init", ("random", "target"), "target", None,
+            "Without --draft-model: start from random weights or the target's last layers"),
+        Option("num_layers", int, None, None, "Number of layers (default: 5)"),
+        Option("block_size", int, None, Range(2), "Rows of a block (default: 16)"),
+        Option("target_layer_ids", [int], None, None, "Layers of the target to tap"),
+        Option("mask_token_id", int, None, None, "Token id of the rows to draft"),
+        Option("sliding_window", int, None, None, "Window of the drafter's attention"),
+        Option("intermediate_size", int, None, None, "Width of the MLPs"),
+        Option("rope_theta", float, None, Range(1, open=True),
+            "Base of the rotary embedding (default: the target's)"),
+        Option("causal", bool, False, None, "Rows of a block do not see later rows"),
+        Option("conv_kernel_size", int, None, None,
+            "Taps of the convolution, 0 for none (default: 2)"),
+        Option("selector_rank", int, None, None,
+            "Rank of the pair scores, 0 for none (default: 256)"),
+        Option("selector_top_k", int, None, None, "Candidates per row (default: 16)"),
+        Option("factored", bool, False, None,
+            "Train the codebooks as products of the target's embedding and a small matrix"),
+        Option("only", _parts, None, None,
+            f"Train only these parts, separated by commas: {', '.join(PARTS)}"),
     ),
     "loss": (
-        ("loss", LOSSES, "ce", None, "Loss of a row"),
-        ("labels", ("hard", "soft"), "hard", None,
-         "Learn the text's tokens or the target's distribution"),
-        ("gamma", float, None, _ABOVE, "Decay of the row weights (default: half of the block)"),
-        ("train_block_size", int, None, _Range(2),
-         "Rows of a block in training; fewer make steps faster, and the last rows matter least "
-         "(default: --block-size)"),
-        ("d_pace", bool, False, None,
-         "Weight each row by the expected acceptance that depends on it (D-PACE)"),
-        ("selector_weight", float, 1.0, _ANY, "Weight of the selector's loss"),
-        ("detach_selector", bool, False, None, "Train only the selector by the selector's loss"),
-        ("vocab_sample", int, 0, _ANY,
-         "Score only the most frequent ids and a sample of the others (default: all ids)"),
-        ("negatives", int, 512, _COUNT, "Ids in that sample, drawn anew each step"),
+        Option("loss", LOSSES, "ce", None, "Loss of a row"),
+        Option("labels", ("hard", "soft"), "hard", None,
+            "Learn the text's tokens or the target's distribution"),
+        Option("gamma", float, None, _ABOVE,
+            "Decay of the row weights (default: half of the block)"),
+        Option("train_block_size", int, None, Range(2),
+            "Rows of a block in training; fewer make steps faster, and the last rows matter least "
+            "(default: --block-size)"),
+        Option("d_pace", bool, False, None,
+            "Weight each row by the expected acceptance that depends on it (D-PACE)"),
+        Option("selector_weight", float, 1.0, _ANY, "Weight of the selector's loss"),
+        Option("detach_selector", bool, False, None,
+            "Train only the selector by the selector's loss"),
+        Option("vocab_sample", int, 0, _ANY,
+            "Score only the most frequent ids and a sample of the others (default: all ids)"),
+        Option("negatives", int, 512, _COUNT, "Ids in that sample, drawn anew each step"),
     ),
     "fit": (
-        ("batch_size", int, 4, _COUNT, "Texts per minibatch"),
-        ("anchors", int, 64, _COUNT, "Blocks per text and minibatch"),
-        ("iters", int, 1000, _COUNT,
-         "Updates to train for, each of --grad-accumulation-steps minibatches"),
-        ("learning_rate", float, 6e-4, _ABOVE, "AdamW learning rate"),
-        ("min_learning_rate", float, 0.0, _ANY, "Learning rate at the end"),
-        ("warmup", float, 0.04, _SHARE, "Share of iterations to warm up"),
-        ("weight_decay", float, 0.01, _ANY, "AdamW weight decay"),
-        ("clip", float, 1.0, _ABOVE, "Largest norm of the gradients"),
-        ("average", float, 0.0, _SHARE, "Decay of a running average of the weights"),
-        ("grad_accumulation_steps", int, 1, _COUNT,
-         "Number of minibatches to accumulate before each optimizer update"),
-        ("grad_checkpoint", bool, False, None,
-         "Use gradient checkpointing to reduce memory use"),
-        ("dtype", ("float32", "bfloat16"), "float32", None,
-         "Dtype to compute in; weights stay in float32"),
-        ("steps_per_report", int, 10, _COUNT, "Training steps between loss reports"),
-        ("save_every", int, 100, _COUNT, "Training steps between saves"),
-        ("time_limit", float, None, _ABOVE,
-         "Minutes after which fit saves and stops; the same command resumes it"),
+        Option("batch_size", int, 4, _COUNT, "Texts per minibatch"),
+        Option("anchors", int, 64, _COUNT, "Blocks per text and minibatch"),
+        Option("iters", int, 1000, _COUNT,
+            "Updates to train for, each of --grad-accumulation-steps minibatches"),
+        Option("learning_rate", float, 6e-4, _ABOVE, "AdamW learning rate"),
+        Option("min_learning_rate", float, 0.0, _ANY, "Learning rate at the end"),
+        Option("warmup", float, 0.04, _SHARE, "Share of iterations to warm up"),
+        Option("weight_decay", float, 0.01, _ANY, "AdamW weight decay"),
+        Option("clip", float, 1.0, _ABOVE, "Largest norm of the gradients"),
+        Option("average", float, 0.0, _SHARE, "Decay of a running average of the weights"),
+        Option("grad_accumulation_steps", int, 1, _COUNT,
+            "Number of minibatches to accumulate before each optimizer update"),
+        Option("grad_checkpoint", bool, False, None,
+            "Use gradient checkpointing to reduce memory use"),
+        Option("dtype", ("float32", "bfloat16"), "float32", None,
+            "Dtype to compute in; weights stay in float32"),
+        Option("steps_per_report", int, 10, _COUNT, "Training steps between loss reports"),
+        Option("save_every", int, 100, _COUNT, "Training steps between saves"),
+        Option("time_limit", float, None, _ABOVE,
+            "Minutes after which fit saves and stops; the same command resumes it"),
     ),
     "eval and export": (
-        ("eval_prompts", str, None, None, "A file of prompts (default: built in, held out)"),
-        ("num_eval_prompts", int, 33, _COUNT, "Prompts from the built-in generator"),
-        ("eval_max_tokens", int, 96, _COUNT, "Tokens per answer"),
-        ("eval_temp", [float], [0.0], _ANY, "Temperatures to decode at"),
-        ("eval_stride", int, 1, _COUNT, "Tokens from one anchor to the next"),
-        ("bits", (4, 8), None, None, "Quantize the exported drafter (default: bf16)"),
+        Option("eval_prompts", str, None, None, "A file of prompts (default: built in, held out)"),
+        Option("num_eval_prompts", int, 33, _COUNT, "Prompts from the built-in generator"),
+        Option("eval_max_tokens", int, 96, _COUNT, "Tokens per answer"),
+        Option("eval_temp", [float], [0.0], _ANY, "Temperatures to decode at"),
+        Option("eval_stride", int, 1, _COUNT, "Tokens from one anchor to the next"),
+        Option("bits", (4, 8), None, None, "Quantize the exported drafter (default: bf16)"),
     ),
 }
 # fmt: on
@@ -155,23 +142,9 @@ def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
     add("stage", nargs="*", metavar="stage", help=f"Any of {', '.join(STAGES)} (default: all)")
     add("-c", "--config", help="A YAML configuration file with the training options")
     for title, options in _OPTIONS.items():
-        group = parser.add_argument_group(title)
-        for name, kind, default, _, text in options:
-            how: dict[str, Any] = {"type": kind}
-            if kind is bool:
-                how = {"action": "store_true"}
-            elif isinstance(kind, list):
-                how = {"type": kind[0], "nargs": "+"}
-            elif isinstance(kind, tuple):
-                how = {"type": type(kind[0]), "choices": kind}
-            if default and not isinstance(default, list):
-                text += f" (default: {default})"
-            group.add_argument(_flag(name), default=default, help=text, **how)
+        add_options(parser.add_argument_group(title), options)
+    add_blas_argument(parser)
     return parser
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
@@ -241,7 +214,7 @@ def _parse_one(
     texts = value if isinstance(value, list) else [value]
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError("it has to be a value or a list of values")
-    flag, first = _flag(name), texts[0].lower()
+    first = texts[0].lower()
     if first in ("", "~", "null"):
         if default is None:
             return {}
@@ -253,9 +226,9 @@ def _parse_one(
     if name == "stage":
         argv = texts
     elif name == "only":
-        argv = [f"{flag}={','.join(texts)}"]
+        argv = [f"{flag(name)}={','.join(texts)}"]
     else:
-        argv = [flag, *texts] if len(texts) > 1 else [f"{flag}={texts[0]}"]
+        argv = [flag(name), *texts] if len(texts) > 1 else [f"{flag(name)}={texts[0]}"]
     args, rest = parser.parse_known_args(argv)
     found = _given(args)
     # More values than an option takes are taken for stages.
@@ -270,10 +243,7 @@ def check_ranges(args: argparse.Namespace) -> None:
     Raises:
         ValueError: naming the option, its value and what is allowed.
     """
-    for name, _, _, allowed, _ in (option for group in _OPTIONS.values() for option in group):
-        value = getattr(args, name)
-        for number in value if isinstance(value, list) else [value]:
-            if allowed and number is not None and not allowed.has(number):
-                raise ValueError(f"`{name}` is {number} but has to be {allowed}.")
+    options = (option for group in _OPTIONS.values() for option in group)
+    cli_options.check_ranges(args, options, lambda name: f"`{name}`")
     if not 0 < args.top_p <= 1:
         raise ValueError(f"`top_p` is {args.top_p} but has to be above 0 and at most 1.")

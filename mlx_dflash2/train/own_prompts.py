@@ -22,9 +22,6 @@ _CONTENT = "What the user says."
 def opening(tokenizer: TokenizerWrapper) -> tuple[int, ...]:
     """Return the ids of a chat up to the user's first words.
 
-    Args:
-        tokenizer (TokenizerWrapper): The target's.
-
     Raises:
         ValueError: if there is no chat template, if it changes messages, or if a user's turn does
             not end with an end-of-sequence token.
@@ -54,8 +51,7 @@ def own_prompts(
     """Let a model write prompts, sampled at temperature 1.
 
     Args:
-        model (nn.Module): The target, or anything that mlx-lm generates with in batches.
-        tokenizer (TokenizerWrapper): Its tokenizer, with a chat template.
+        model, tokenizer: The target and its tokenizer.
         folder (str or Path): Where they are kept, as a corpus; called again, resume.
         count (int): How many to draw; left out are those that do not end, are empty, repeat
             another one or contain a special token.

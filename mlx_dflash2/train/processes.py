@@ -30,12 +30,7 @@ def wait(group: mx.distributed.Group) -> None:
 
 
 def refuse_disagreement(step: int, weights: Any, group: mx.distributed.Group) -> None:
-    """Refuse to train if the processes do not start from the same state.
-
-    Args:
-        step (int): Steps that this process' trainer has done.
-        weights (dict): A tree of its weights.
-        group (mx.distributed.Group): The processes.
+    """Refuse to train if the processes differ in the steps done or in their weights.
 
     Raises:
         ValueError: in every process, naming what they do not agree on.

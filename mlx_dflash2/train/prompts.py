@@ -80,13 +80,8 @@ def _fields(template: str) -> dict[str, list[str]]:
 def built_in(split: str, seed: int, count: int) -> list[Chat]:
     """Return different prompts of all kinds in turn; a larger count adds to a smaller one.
 
-    Args:
-        split (str): ``train`` or ``held_out``.
-        seed (int): Other seeds give other prompts.
-        count (int): How many.
-
     Raises:
-        ValueError: for another split, or a count that is below 1 or above what there is.
+        ValueError: for an unknown split, or a count that is below 1 or above what there is.
     """
     if split not in SPLITS:
         raise ValueError(f"`split` is {split!r} but has to be one of {', '.join(SPLITS)}.")

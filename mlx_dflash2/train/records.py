@@ -9,16 +9,10 @@ from typing import Any
 def refuse_difference(
     source: str | Path, found: dict[str, Any], wanted: dict[str, Any], advice: str
 ) -> None:
-    """Refuse to continue something that was made with other values.
-
-    Args:
-        source (str or Path): What ``found`` is the record of.
-        found (dict): The record.
-        wanted (dict): The fields to compare.
-        advice (str): What to do about a difference.
+    """Refuse to continue ``source`` if its record ``found`` differs in a wanted field.
 
     Raises:
-        ValueError: naming the first field that differs, and both values.
+        ValueError: naming the first field that differs, both values, and what to do about it.
     """
     for name, value in wanted.items():
         if found.get(name) != value:
@@ -28,11 +22,7 @@ def refuse_difference(
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        ValueError: if the file is not one.
-    """
+    """Read a record, or raise a ``ValueError`` if the file is not one."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

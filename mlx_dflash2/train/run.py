@@ -18,7 +18,7 @@ from .options import check_ranges
 from .own_prompts import opening
 from .processes import note, wait
 from .records import write_record
-from .taps import bytes_needed, write_taps
+from .taps import write_taps
 from .trainer import count_parameters, fit
 from .training import Training
 from .vocabulary import refuse_sample
@@ -126,7 +126,8 @@ class Run:
             self.training.drafter_args().target_layer_ids,
             self.inputs.target,
         )
-        size = bytes_needed(corpus, target.shape.hidden_size * (len(ids) + soft))
+        # Two bytes a number, in bfloat16.
+        size = 2 * len(corpus.tokens) * target.shape.hidden_size * (len(ids) + soft)
         place = self.inputs.taps_folder
         note(f"taps: {len(corpus.tokens)} tokens take {size / 1e9:.2f} GB in {place}.")
         known = {"model": self.inputs.name, "dequantize": args.dequantize}

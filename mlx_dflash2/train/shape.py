@@ -36,8 +36,7 @@ def new_args(shape: Shape, target: Target, config: dict[str, Any]) -> DrafterArg
 
     Args:
         shape (Shape): What was chosen.
-        target (Target): The target.
-        config (dict): The target's config.json.
+        target, config: The target and its config.json.
 
     Raises:
         ValueError: naming the field that is not possible, as for a published drafter.
@@ -126,9 +125,7 @@ def _own_theta(kind: str, *configs: dict[str, Any]) -> float:
 def extended_args(args: DrafterArgs, chosen: dict[str, Any]) -> DrafterArgs:
     """Add layers or parts to a drafter's args.
 
-    Args:
-        args (DrafterArgs): Of the drafter to start from.
-        chosen (dict): Fields of :class:`Shape` that were asked for.
+    ``chosen`` are the fields of :class:`Shape` that were asked for.
 
     Raises:
         ValueError: for a change that the drafter's weights do not allow.

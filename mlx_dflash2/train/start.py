@@ -53,10 +53,7 @@ def unpacked(module: nn.Module) -> mx.array:
 def from_drafter(old: Drafter, args: DrafterArgs, key: mx.array) -> Drafter:
     """Start as another drafter, with new parts and layers that have no effect at first.
 
-    Args:
-        old (Drafter): Quantized or not.
-        args (DrafterArgs): The old drafter's, with more layers or parts.
-        key (mx.array): For random weights.
+    ``args`` are the old drafter's with more layers or parts; ``key`` is for random weights.
     """
     drafter, weights = new_drafter(args, key), {}
     packed = {path: module for path, module in old.named_modules() if "scales" in module}

@@ -13,15 +13,11 @@ from .corpus import Corpus
 from .records import read_record, refuse_difference, write_record
 
 TEXTS_PER_FILE = 256
-BYTES = 2
 _RECORD = "taps.json"
 
 
 class TextTaps(NamedTuple):
-    """Hidden states of N texts, padded on the right.
-
-    ``taps`` [N, S, T * H], and ``final`` [N, S, H], the head's input, or ``None``.
-    """
+    """Of N texts, padded on the right: ``taps`` [N, S, T * H], ``final`` [N, S, H] or ``None``."""
 
     taps: mx.array
     final: mx.array | None
@@ -35,14 +31,7 @@ class TapSource(Protocol):
 
 
 class ComputedTaps:
-    """Taps that the target computes each time.
-
-    Args:
-        target (Target): The target.
-        corpus (Corpus): The texts.
-        layers (sequence of int): Layers to tap.
-        final (bool): Whether to return the head's input, too.
-    """
+    """Taps that the target computes each time, with ``final`` also the head's input."""
 
     def __init__(self, target: Target, corpus: Corpus, layers: Sequence[int], final: bool) -> None:
         self.target, self.corpus, self.layers, self.final = target, corpus, list(layers), final
@@ -65,9 +54,7 @@ class CachedTaps:
         known: Fields that the cache's record has to have, such as ``layers``.
 
     Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if the taps are of other texts, made with other fields, or without the head's
-            input.
+        FileNotFoundError, ValueError: if a file is missing, or the taps are of something else.
     """
 
     def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any) -> None:
@@ -100,11 +87,6 @@ class CachedTaps:
         return TextTaps(taps, final if self.final else None)
 
 
-def bytes_needed(corpus: Corpus, width: int) -> int:
-    """Return the bytes on disk of a corpus' taps, with ``width`` numbers per token."""
-    return len(corpus.tokens) * width * BYTES
-
-
 def write_taps(
     target: Target,
     corpus: Corpus,
@@ -120,14 +102,12 @@ def write_taps(
     """Write the files that :class:`CachedTaps` reads, except those that are there.
 
     Args:
-        target (Target): The target.
-        corpus (Corpus): The texts.
+        target, corpus: The target and the texts.
         layers (sequence of int): Layers to tap, increasing.
         folder (str or Path): Where the files go.
         final (bool): Whether to store the head's input; a folder that already stores it keeps
             storing it. Default: ``True``.
-        model (str): The target's name, for the record. Default: ``""``.
-        dequantize (bool): Whether the target was dequantized, for the record. Default: ``False``.
+        model, dequantize: The target's name and whether it was dequantized, for the record.
         batch_size (int): Texts per pass. Default: ``8``.
         share (tuple of int): Rank and number of the processes that write together.
 

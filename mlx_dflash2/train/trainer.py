@@ -112,11 +112,7 @@ class Trainer:
         return trees if self.average is None else trees | {"average": self.average}
 
     def restore(self, saved: checkpoints.Saved) -> None:
-        """Resume from a checkpoint.
-
-        Raises:
-            ValueError: if it is of another drafter.
-        """
+        """Resume from a checkpoint, or raise a ``ValueError`` if it is of another drafter."""
         checkpoints.refuse_shapes(saved, self.weights)
         weights = dict(tree_flatten(saved.trees["weights"]))
         # A file does not keep the drafter's order, in which the gradients' norm is summed.
@@ -136,24 +132,26 @@ class Trainer:
         Raises:
             Diverged: naming step and batch; the weights are unchanged.
         """
-        gradients, reports, first = None, [], self._first_batch()
+        gradients, first = None, self._first_batch()
+        losses, parts = list[mx.array](), list[dict[str, mx.array]]()
         for number in range(first, first + self.schedule.grad_accumulation_steps):
             loss, counts, found = self._gradients(number)
             gradients = found if gradients is None else tree_map(mx.add, gradients, found)
-            reports.append((loss, counts))
-            mx.eval(gradients, reports)
+            losses.append(loss)
+            parts.append(counts)
+            mx.eval(gradients, losses, parts)
         gradients = average_gradients(gradients, self.group)
         gradients = tree_map(lambda g: g / self.schedule.grad_accumulation_steps, gradients)
         gradients, total = optim.clip_grad_norm(gradients, self.schedule.clip)
         norm = cast(float, total.item())
-        mean = sum(cast(float, loss.item()) for loss, _ in reports) / len(reports)
+        mean = sum(cast(float, loss.item()) for loss in losses) / len(losses)
         if not math.isfinite(mean) or not math.isfinite(norm):
             raise Diverged(
                 f"Step {self.done + 1}, batch {first}: the loss is {mean}, the gradients' norm "
                 f"{norm}; lower the learning rate or resume from an earlier checkpoint."
             )
         self._update(gradients)
-        counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
+        counts = tree_map(lambda *numbers: sum(numbers), *parts)
         return {"loss": mean, "norm": norm, "counts": counts}
 
     def _update(self, gradients: Any) -> None:
@@ -203,8 +201,7 @@ def fit(
         trainer (Trainer): New or restored.
         folder (str or Path): For ``checkpoints`` and ``log.jsonl``.
         settings (dict): Kept in the checkpoints.
-        steps_per_report (int): Default: ``10``.
-        save_every (int): Steps from one checkpoint to the next. Default: ``100``.
+        steps_per_report, save_every (int): Steps. Default: ``10``, ``100``.
         stop_after (float, optional): Seconds after which to save and stop, in all processes if
             they are over in one. Default: ``None``.
 

@@ -11,7 +11,7 @@ from support.training import NoTaps, random_corpus
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import taps as taps_module
 from mlx_dflash2.train.batches import Batches
-from mlx_dflash2.train.taps import CachedTaps, ComputedTaps, bytes_needed, write_taps
+from mlx_dflash2.train.taps import CachedTaps, ComputedTaps, write_taps
 
 LENGTHS = [12, 30, 9, 25, 14, 21, 17, 28]
 PROMPTS = [3, 10, 1, 20, 5, 4, 16, 6]
@@ -129,7 +129,7 @@ def test_cached_taps_are_the_computed_ones_in_bfloat16(kind, texts, targets, sma
     cached = CachedTaps(tmp_path / "taps", corpus, True)
     computed = ComputedTaps(targets[kind], corpus, LAYERS, True)
     size = sum(file.stat().st_size for file in (tmp_path / "taps").glob("*.bin"))
-    assert size == bytes_needed(corpus, 3 * 64)
+    assert size == 2 * len(corpus.tokens) * 3 * 64
     for chosen, length in (([texts - 1, 0], 10), ([1, 0], 40)):
         for found, expected in zip(
             cached.read(chosen, length), computed.read(chosen, length), strict=True
