@@ -126,16 +126,9 @@ def generate_tokens(
 ) -> Steps:
     """Generate token ids as :func:`dflash_generate_step`, with options as one object."""
     check_prompt(prompt)
-    judge = Judge(options.sampler, options.logits_processors, options.seed)
-    loop = Loop(
-        model,
-        draft_model,
-        stream,
-        Stats() if stats is None else stats,
-        kv_quantization=options.kv_quantization,
-        block_size=options.block_size,
-        verify_width=options.verify_width,
-        adaptive=judge.is_repeatable_at_any_width,
+    judge = make_judge(options)
+    loop = make_loop(
+        model, draft_model, options, [judge], stream, Stats() if stats is None else stats
     )
     sequence = loop.open(judge, prompt_cache, options.max_kv_size)
     left = options.token_limit
@@ -151,6 +144,32 @@ def generate_tokens(
                 decision = loop.next_round([sequence], sequence.caches, [left])[0]
     finally:
         loop.close(sequence)
+
+
+def make_judge(options: GenerationOptions) -> Judge:
+    """Make the judge of one sequence, whose draws are its own."""
+    return Judge(options.sampler, options.logits_processors, options.seed)
+
+
+def make_loop(
+    model: nn.Module,
+    draft_model: Proposer,
+    options: GenerationOptions,
+    judges: Sequence[Judge],
+    stream: Any,
+    stats: Stats,
+) -> Loop:
+    """Make the loop that decodes the sequences of some judges."""
+    return Loop(
+        model,
+        draft_model,
+        stream,
+        stats,
+        kv_quantization=options.kv_quantization,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
+        adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
+    )
 
 
 def stream_generate(
