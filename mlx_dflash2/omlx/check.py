@@ -32,22 +32,21 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     ``hashes`` compares the drafter's files with the hub's hashes, which reads all of them.
     """
     # These start MLX, which no other part of the command needs.
-    from ..checkpoint.files import read_config, read_headers, weight_files
-    from ..checkpoint.load import is_drafter, read_drafter_args
-    from ..drafter.fit import check_fit
-    from ..targets.shape import TargetShape
+    from ..checkpoint.files import read_headers, weight_files
+    from ..pairs.find import find_pair
 
-    config, drafter_config = read_config(target), read_config(drafter)
-    if is_drafter(config):
-        raise ValueError(f"target: found the drafter {target}, allowed: the model it was made for")
+    sources = find_pair(target, drafter)
+    args, config, drafter_config = (
+        sources.drafter.args,
+        sources.target.config,
+        sources.drafter.config,
+    )
     model_type, found = str(config.get("model_type")), drafter_config.get("architectures") or []
     if "qwen" not in model_type and model_type not in _TARGET_TYPES.split(", "):
         allowed = f"a Qwen type, {_TARGET_TYPES}"
         raise ValueError(f"target model_type: found {model_type!r}, allowed: {allowed}")
     if "DFlash2DraftModel" not in found:
         raise ValueError(f"drafter architectures: found {found!r}, allowed: ['DFlash2DraftModel']")
-    args, shape = read_drafter_args(drafter), TargetShape.from_config(config)
-    check_fit(args, shape)
     read_headers(weight_files(target))
     files = weight_files(drafter)
     for name in read_headers(files):
@@ -56,7 +55,7 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     for file in files if hashes else ():
         check_hash(file)
     attention, taps = args.num_attention_heads * args.head_dim, len(args.target_layer_ids)
-    rows = (args.hidden_size, args.intermediate_size, attention, taps * shape.hidden_size)
+    rows = (args.hidden_size, args.intermediate_size, attention, taps * args.hidden_size)
     stored, drafter_stored = (
         bool(side.get("quantization") or side.get("quantization_config"))
         for side in (config, drafter_config)

@@ -5,6 +5,7 @@ import json
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -73,6 +74,7 @@ class Admin:
         connection = kind(self.host, self._port, timeout=seconds)
         # A server that sends a byte now and then never runs into the time-out of one read.
         timer = threading.Timer(seconds, _hang_up, (connection,))
+        started = time.monotonic()
         timer.start()
         try:
             data = None if body is None else json.dumps(body).encode("utf-8")
@@ -82,7 +84,7 @@ class Admin:
             if response.length or response.read(1):
                 raise HTTPException("it is cut off, or longer than 8 MB")
         except (OSError, HTTPException) as error:
-            late = isinstance(error, TimeoutError) or not timer.is_alive()
+            late = isinstance(error, TimeoutError) or time.monotonic() - started >= seconds
             reason = f"not within {seconds:g} s" if late else str(error) or type(error).__name__
             raise ValueError(f"{self.url}{path}: no whole answer ({reason})") from None
         finally:
