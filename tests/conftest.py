@@ -12,6 +12,13 @@ from mlx_dflash2 import load_drafter
 from mlx_dflash2.pairs.load import Pair
 
 
+def pytest_collection_modifyitems(items):
+    """Give slow tests a timeout of their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 def pytest_terminal_summary(terminalreporter):
     """Say once what the tests of the Metal kernels would have needed."""
     skipped = terminalreporter.stats.get("skipped", ())

@@ -219,7 +219,7 @@ def _decode(
 
 
 def count_parameters(drafter_config: dict[str, Any]) -> int:
-    """Numbers in a drafter's checkpoint, before any quantisation."""
+    """Numbers in a drafter's checkpoint, before any quantization."""
     drafter = Drafter(DrafterArgs.from_dict(drafter_config))
     return sum(value.size for _, value in tree_flatten(drafter.parameters()))
 

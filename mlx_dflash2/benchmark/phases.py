@@ -5,7 +5,6 @@ the ordinary runs.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,9 +21,9 @@ from .arms import Arm, BenchSettings
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: BenchSettings
+    model: nn.Module, arm: Arm, drafter: Drafter, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
-    """Measure one answer of an arm with a DFlash drafter.
+    """Measure one answer of an arm with its DFlash drafter.
 
     Returns:
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
@@ -36,7 +35,7 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        cast(Drafter, arm.drafter),
+        drafter,
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),

@@ -12,12 +12,12 @@ from mlx_lm.utils import load_model
 from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
 from ..checkpoint.load import device_dtype, read_drafter
 from ..decode.defaults import PREFILL_STEP_SIZE
+from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..pairs.find import find_pair
 from ..pairs.known import known_target
 from ..targets import Target, bind
-from ..targets.shape import TargetShape
 from .estimated_reads import (
     Reads,
     TargetBytes,
@@ -124,23 +124,23 @@ def read_plan(
     """
     # The configs alone tell most of what is wrong: weights, if not here yet, come after them.
     sources = find_pair(model, draft_model, draft_bits=draft_bits)
-    config, args = sources.target.config, sources.drafter.args
-    # A plan needs fields that mlx-lm has defaults for.
-    TargetShape.from_config(config)
-    if length is not None and not 1 <= length <= args.block_size:
+    block = sources.drafter.args.block_size
+    if length is not None and not 1 <= length <= block:
         raise ValueError(
-            f"The acceptance length is {length} but has to be from 1 to {args.block_size}, the "
-            "drafter's block."
+            f"The acceptance length is {length} but has to be from 1 to {block}, the drafter's "
+            "block."
         )
-    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
     drafter = read_drafter(sources.drafter, bits=draft_bits, dtype=device_dtype(), lazy=True)
     folder = sources.target.fetch(DRAFTER_FILES)
     # A damaged file is refused by name.
     read_headers(weight_files(folder, "model*.safetensors"))
-    target, _ = load_model(folder, lazy=True)
+    loaded, _ = load_model(folder, lazy=True)
+    target = bind(loaded)
+    check_fit(drafter.args, target.shape)
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
-    return Plan(bind(target), drafter, device, length)
+    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
+    return Plan(target, drafter, device, length)
 
 
 def report(plan: Plan, context: int, bandwidth: float | None, memory: int) -> Iterator[str]:

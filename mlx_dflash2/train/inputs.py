@@ -29,9 +29,9 @@ class Inputs:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.folder = args, Path(args.output_path).expanduser()
+        self._source: Source | None = None
         self._loaded: tuple[nn.Module, TokenizerWrapper] | None = None
         self._loaded_from: tuple[str, bool] | None = None
-        self._source: Source | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +40,7 @@ class Inputs:
 
     @property
     def source(self) -> Source:
-        """The target's folder and config."""
+        """The target's folder and config, found when they are first needed."""
         if self._source is None or self._source.name != self.name:
             self._source = find_target(self.name)
         return self._source

@@ -46,7 +46,7 @@ class Training:
 
     @property
     def source(self) -> DrafterSource:
-        """Folder and config of the drafter to start from."""
+        """Folder and config of the drafter to start from, found when they are first needed."""
         name = str(self.args.draft_model)
         if self._source is None or self._source.name != name:
             self._source = find_drafter(name)

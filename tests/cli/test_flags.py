@@ -259,6 +259,16 @@ def test_values_out_of_range_take_one_line(invoke, given_pair, module, flag):
     assert err.splitlines()[-1].startswith("error: ") and message in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize("module", PARSERS, ids=ids)
+def test_xtc_spares_newlines_and_eos_tokens_as_in_mlx_lm(module, saved_pair):
+    args = module.setup_arg_parser().parse_args(["--temp", "1", "--xtc-probability", "0.5"])
+    options, tokenizer = build.generation_options(args), saved_pair.tokenizer
+    assert options.sampler.xtc_special_tokens == ()
+    sampler = build.fit_to_tokenizer(options, args, tokenizer).sampler
+    assert set(sampler.xtc_special_tokens) == {*tokenizer.encode("\n"), *tokenizer.eos_token_ids}
+    assert len(sampler.xtc_special_tokens) >= 2 and sampler.xtc_probability == 0.5
+
+
 def test_bias_and_penalties_change_the_text_as_in_mlx_lm(invoke, given_pair):
     """The processors of the flags are those of mlx-lm's function."""
     prompt = given_pair.tokenizer.encode(HELLO, add_special_tokens=False)

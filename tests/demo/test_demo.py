@@ -53,7 +53,7 @@ def test_a_tie_is_told_and_no_error(pair, monkeypatch, capsys):
 
 def test_drafting_that_stops_is_an_error(pair, monkeypatch):
     def fail(*_):
-        raise ValueError("broken")
+        raise RuntimeError("broken")
 
     monkeypatch.setattr(type(pair.drafter), "propose", fail)
     with pytest.warns(UserWarning), pytest.raises(SystemExit, match=r"drafting stopped: .*broken"):

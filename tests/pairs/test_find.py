@@ -11,7 +11,8 @@ import mlx_lm
 import pytest
 from support.folders import HASH, publish, refused
 from support.hub import local_hub
-from support.saved_models import DRAFTER_CONFIG, embedded_target, save_drafter, save_target
+from support.saved_models import embedded_target, save_drafter, save_target, write_config
+from support.tiny import drafter_config
 
 from mlx_dflash2 import embedded
 from mlx_dflash2.checkpoint import files, load
@@ -26,7 +27,8 @@ TARGET, DRAFTER = "org/target", "z-lab/Qwen3-4B-DFlash-b16"
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     path = tmp_path_factory.mktemp("models")
-    return save_target(path / "target"), save_drafter(path / "drafter")
+    drafter = save_drafter(path / "drafter", drafter_config(block_size=4))
+    return save_target(path / "target"), drafter
 
 
 @pytest.fixture
@@ -168,10 +170,8 @@ def test_the_command_prints_notes_before_weights_are_read(hub, invoke, monkeypat
     ids=str,
 )
 def test_what_does_not_fit_is_refused(hub, folders, tmp_path, changes, options, message):
-    config = tmp_path / "other"
-    config.mkdir()
-    (config / "config.json").write_text(json.dumps(DRAFTER_CONFIG | changes))
-    hub.repos["org/other"] = config
+    config = drafter_config(block_size=4) | changes
+    hub.repos["org/other"] = write_config(tmp_path / "other", config)
     assert message in refused(ValueError, find_pair, TARGET, "org/other", **options)
     assert {name for _, name in hub.asked if name} == {"config.json"}
 
@@ -180,7 +180,7 @@ def test_fields_that_a_config_leaves_out_are_left_to_mlx_lm(folders, tmp_path):
     """Such as those of Gemma 3, whose configs state only what differs from the defaults."""
     config = json.loads((folders[0] / "config.json").read_text())
     del config["vocab_size"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_config(tmp_path, config)
     assert find_pair(tmp_path, folders[1]).target.config == config
 
 

@@ -1,17 +1,25 @@
-"""The admin HTTP client against a server that answers as oMLX's routes are described."""
+"""The admin HTTP client, and changes of a server, where a real one cannot be made to fail."""
 
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from support.omlx_tools import MODEL, FakeServer, settings
 
-from mlx_dflash2.omlx.admin import Admin, AdminError
-from mlx_dflash2.omlx.arguments import setup_arg_parser
-from mlx_dflash2.omlx.remote import apply_settings, disable_remote
+from mlx_dflash2.omlx.change import plan_disable, plan_export
+from mlx_dflash2.omlx.command import setup_arg_parser
+from mlx_dflash2.omlx.server import (
+    Admin,
+    AdminError,
+    send_change,
+    server_answers,
+    server_id,
+    stored_settings,
+)
 
 
 @pytest.fixture
@@ -49,40 +57,70 @@ def test_login(server):
         session.login("any")
 
 
-def test_apply_and_disable(server, admin, folder, tmp_path):
+@pytest.fixture
+def undo_dir(tmp_path):
+    return tmp_path / "undo"
+
+
+@pytest.fixture
+def apply(admin, undo_dir):
+    def run(reload=True, **options):
+        models = {name: stored_settings(model) for name, model in admin.models().items()}
+        change = plan_export(admin.url, models, settings(), undo_dir=undo_dir, **options)
+        if not change.empty:
+            send_change(admin, change, reload)
+        return change
+
+    return run
+
+
+@pytest.fixture
+def disable(admin, undo_dir):
+    def run():
+        models = {name: stored_settings(model) for name, model in admin.models().items()}
+        change = plan_disable(admin.url, models, MODEL, undo_dir=undo_dir)
+        if not change.empty:
+            send_change(admin, change, reload=False)
+        return change
+
+    return run
+
+
+def on(server):
+    return {key: value for key, value in server.stored.items() if value}
+
+
+def test_apply_and_disable(server, apply, disable, undo_dir):
     server.stored |= {"mtp_enabled": True, "dflash_draft_window_size": 1024}
-    undo = {"undo_dir": tmp_path / "undo"}
     before = dict(server.stored)
     with pytest.raises(ValueError, match="mtp_enabled: found true"):
-        apply_settings(admin, settings(), folder, **undo)
-    dry = apply_settings(admin, settings(), folder, replace_mtp=True, dry_run=True, **undo)
-    assert "+" in dry.diff and server.puts == [] and server.stored == before
-    done = apply_settings(
-        admin, settings(), folder, replace_mtp=True, unset=["dflash_draft_window_size"], **undo
-    )
+        apply()
+    assert server.puts == [] and server.stored == before
+    apply(turn_off=["mtp_enabled"], unset=["dflash_draft_window_size"])
     ours = settings()["models"][MODEL]
-    assert server.puts == [{"dflash_draft_window_size": None} | ours]
-    assert server.stored == {"temperature": 1.0} | ours
-    assert "POST /admin/api/reload" in server.calls and not done.empty
-    assert apply_settings(admin, settings(), folder, **undo).empty and len(server.puts) == 1
-    assert disable_remote(admin, MODEL, dry_run=True, **undo).after["mtp_enabled"] is True
-    disable_remote(admin, MODEL, **undo)
-    assert {k: v for k, v in server.stored.items() if v} == before
-    assert disable_remote(admin, MODEL, **undo).empty
+    assert server.puts[0]["dflash_draft_window_size"] is None
+    assert server.stored == {"temperature": 1.0, "mtp_enabled": False} | {
+        key: value for key, value in ours.items() if key != "vlm_mtp_enabled"
+    } | {"vlm_mtp_enabled": False}
+    assert "POST /admin/api/reload" in server.calls
+    assert apply().empty and len(server.puts) == 1
+    disable()
+    assert on(server) == before and list(undo_dir.iterdir()) == []
+    assert disable().empty
 
 
-def test_build_without_block_size_is_found_and_put_back(server, admin, folder, tmp_path):
+def test_build_without_block_size_is_found_and_put_back(server, apply, disable, undo_dir):
     server.knows_block = False
     with pytest.raises(ValueError, match=r"too old for DFlash 2; allowed: oMLX 0\.6\.2-dflash2"):
-        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
-    assert {k: v for k, v in server.stored.items() if v} == {"temperature": 1.0}
-    assert disable_remote(admin, MODEL, undo_dir=tmp_path).empty
+        apply()
+    assert on(server) == {"temperature": 1.0}
+    assert disable().empty
 
 
-def test_settings_lost_at_reload_are_found(server, admin, folder, tmp_path):
+def test_settings_lost_at_reload_are_found(server, apply, disable, undo_dir):
     server.forget_on_reload = "dflash_draft_model"
     with pytest.raises(ValueError, match="dflash_draft_model: the server stored null"):
-        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
+        apply()
     assert not server.stored.get("dflash_enabled")
 
 
@@ -93,8 +131,8 @@ def silent(monkeypatch):
     def start(*requests):
         call, seen = Admin._call, []
 
-        def lossy(self, method, path, body=None):
-            answer = call(self, method, path, body)
+        def lossy(self, method, path, body=None, seconds=0):
+            answer = call(self, method, path, body, seconds)
             seen.append(method)
             if (method, seen.count(method)) in requests:
                 with closing_server() as url:
@@ -107,21 +145,21 @@ def silent(monkeypatch):
 
 
 @pytest.mark.parametrize("lost", ["PUT", "POST"])
-def test_a_lost_answer_takes_the_settings_back(server, admin, folder, tmp_path, silent, lost):
+def test_a_lost_answer_takes_the_settings_back(server, apply, disable, silent, lost):
     silent((lost, 1))
     with pytest.raises(ValueError, match=r"no whole answer .*the settings are as before$"):
-        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
-    assert {k: v for k, v in server.stored.items() if v} == {"temperature": 1.0}
-    assert disable_remote(admin, MODEL, undo_dir=tmp_path).empty
+        apply()
+    assert on(server) == {"temperature": 1.0}
+    assert disable().empty
 
 
 def test_settings_that_cannot_be_taken_back_can_be_disabled(
-    server, admin, folder, tmp_path, silent
+    server, apply, disable, undo_dir, silent
 ):
     server.forget_on_reload = "dflash_draft_model"
     silent(("PUT", 2))
     with pytest.raises(ValueError, match=r"are on the server .*could not be taken back") as error:
-        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
+        apply()
     line = str(error.value)
     assert "\n" not in line and "as before" not in line and "the server stored null" in line
     command = line.partition("`mlx_dflash2.omlx ")[2].partition("`")[0].split()
@@ -129,44 +167,46 @@ def test_settings_that_cannot_be_taken_back_can_be_disabled(
     assert (args.command, args.running, args.write) == ("disable", True, True)
     assert (args.model, args.url) == (MODEL, server.url)
     server.stored |= settings()["models"][MODEL]
-    disable_remote(admin, MODEL, undo_dir=tmp_path)
-    assert {k: v for k, v in server.stored.items() if v} == {"temperature": 1.0}
+    disable()
+    assert on(server) == {"temperature": 1.0}
 
 
-def test_a_refused_change_is_not_taken_back(server, admin, folder, tmp_path):
+def test_a_refused_change_is_not_taken_back(server, apply, undo_dir):
     server.model["dflash_compatible"] = None
-    with pytest.raises(AdminError, match="HTTP 400: not compatible"):
-        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
-    assert len(server.puts) == 1
+    with pytest.raises(ValueError, match="HTTP 400: not compatible; the settings are as before"):
+        apply()
+    assert len(server.puts) == 1 and list(undo_dir.iterdir()) == []
 
 
-def test_no_reload(server, admin, folder, tmp_path):
-    apply_settings(admin, settings(), folder, reload=False, undo_dir=tmp_path)
+def test_no_reload(server, apply, disable, undo_dir):
+    apply(reload=False)
     assert "POST /admin/api/reload" not in server.calls
 
 
-def test_server_that_does_not_match(server, admin, folder, tmp_path):
-    def refused(words, **kwargs):
-        with pytest.raises(ValueError, match=words):
-            apply_settings(admin, settings(**kwargs), folder, undo_dir=tmp_path)
-        assert server.puts == []
-
-    refused(f"give --model-id {MODEL}", model="other-name")
+def test_the_server_names_the_model(server, admin, folder, tmp_path):
+    listed = admin.models()
+    assert server_id(listed, MODEL, folder) == MODEL
+    # The folder decides, whatever name it has here.
+    assert server_id(listed, "other-name", folder) == MODEL
+    with pytest.raises(ValueError, match=f"allowed: a model of the server: {MODEL}"):
+        server_id(listed, "other-name", tmp_path)
+    with pytest.raises(ValueError, match=f"found '{MODEL}' in {tmp_path}"):
+        server_id(listed, MODEL, tmp_path)
+    with pytest.raises(ValueError, match="allowed: a model of the server"):
+        server_id(listed, "other-name", None)
+    # The paths of another machine cannot be seen from here.
     server.model["model_path"] = "/not/here"
-    refused(f"a model of the server: {MODEL}", model="other-name")
-    server.model["model_path"] = str(tmp_path)
-    refused(f"allowed: {tmp_path}, the server's")
-    server.model |= {"model_path": str(folder), "dflash_compatible": False}
+    assert server_id(admin.models(), MODEL, folder) == MODEL
+    server.model["dflash_compatible"] = False
     server.model["dflash_compatibility_reason"] = "unknown type"
-    refused("the server refuses DFlash for it: unknown type")
-    with pytest.raises(ValueError, match="a model of the server"):
-        disable_remote(admin, "other-name", undo_dir=tmp_path)
+    with pytest.raises(ValueError, match="the server refuses DFlash for it: unknown type"):
+        server_id(admin.models(), MODEL, folder)
 
 
-def test_traps_stored_on_the_server_are_refused(server, admin, folder, tmp_path):
+def test_traps_stored_on_the_server_are_refused(server, apply, disable, undo_dir):
     server.stored["dflash_max_ctx"] = 0
     with pytest.raises(ValueError, match="dflash_max_ctx: found 0"):
-        apply_settings(admin, settings(), folder, undo_dir=tmp_path)
+        apply()
 
 
 def test_put_refused_by_the_server_changes_nothing(server, admin, tmp_path):
@@ -181,8 +221,38 @@ def test_put_refused_by_the_server_changes_nothing(server, admin, tmp_path):
 def test_no_server():
     with socket.create_server(("127.0.0.1", 0)) as closed:
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    with pytest.raises(ValueError, match="no server answers"):
+    with pytest.raises(ValueError, match=r"no whole answer .*refused") as error:
         Admin(url).models()
+    assert url in str(error.value)
+    assert Admin(url).version() is None and not server_answers(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "127.0.0.1:8000",
+        "file:///etc/passwd",
+        "ftp://127.0.0.1",
+        "http://",
+        "http://host:99999",
+        "http://a b",
+        "http://host\r\nX: y",
+        "",
+    ],
+)
+def test_urls_that_are_refused(url):
+    with pytest.raises(ValueError, match=r"url: found .*, allowed: such as http://127") as error:
+        Admin(url)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="url: found"):
+        server_answers(url)
+
+
+def test_the_version_is_asked_without_a_key(server):
+    server.version = "0.7.1rc2"
+    assert Admin(server.url).version() == "0.7.1rc2"
+    server.version = None
+    assert Admin(server.url).version() is None
 
 
 def test_a_connection_that_ends_without_an_answer():
@@ -194,14 +264,14 @@ def test_a_connection_that_ends_without_an_answer():
 def test_a_server_that_never_answers():
     with socket.create_server(("127.0.0.1", 0)) as mute:
         url = f"http://127.0.0.1:{mute.getsockname()[1]}"
-        with pytest.raises(ValueError, match=r"no whole answer .*timed out"):
+        with pytest.raises(ValueError, match=r"no whole answer \(not within 0\.2 s\)"):
             Admin(url, timeout=0.2).models()
 
 
 @pytest.mark.parametrize("status", [200, 400])
 def test_an_answer_that_breaks_off(status):
     with other_server(status, "{}", {"Content-Length": "9"}, keep_open=True) as url:
-        with pytest.raises(ValueError, match=r"no whole answer .*timed out"):
+        with pytest.raises(ValueError, match=r"no whole answer \(not within 0\.2 s\)"):
             Admin(url, timeout=0.2).models()
 
 
@@ -213,6 +283,48 @@ def test_something_else_listens(status, body):
         Admin(url).models()
 
 
+def test_a_server_that_drips_is_not_waited_for():
+    """A byte now and then keeps each read alive, but not the answer."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip():
+            connection, _ = listener.accept()
+            with connection:
+                for _ in range(50):
+                    try:
+                        connection.sendall(b"H")
+                    except OSError:
+                        return
+                    time.sleep(0.1)
+
+        threading.Thread(target=drip, daemon=True).start()
+        start = time.monotonic()
+        with pytest.raises(ValueError, match=r"no whole answer \(not within 0\.5 s\)"):
+            Admin(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=0.5).models()
+        assert time.monotonic() - start < 3
+
+
+def test_a_long_answer_is_cut():
+    with other_server(200, "x" * (8 * 2**20 + 1), {}) as url:
+        with pytest.raises(ValueError, match="cut off, or longer than 8 MB"):
+            Admin(url).models()
+
+
+def test_a_refusal_does_not_repeat_the_key():
+    detail = [{"loc": ["body", "api_key"], "msg": "too short", "input": "sk-secret"}]
+    with other_server(422, json.dumps({"detail": detail}), {}) as url:
+        with pytest.raises(AdminError, match="too short") as error:
+            Admin(url).login("sk-secret")
+    assert "sk-secret" not in str(error.value)
+
+
+def test_control_characters_of_a_server_do_not_reach_the_terminal():
+    with other_server(400, json.dumps({"detail": "a\x1b[2J\nb"}), {}) as url:
+        with pytest.raises(AdminError) as error:
+            Admin(url).models()
+    assert str(error.value).isprintable()
+
+
 @pytest.mark.parametrize("status", [302, 307])
 def test_a_redirect_is_not_followed(status):
     seen = []
@@ -221,6 +333,7 @@ def test_a_redirect_is_not_followed(status):
         with other_server(status, "", headers) as url, pytest.raises(AdminError) as error:
             Admin(url).login("sk-secret")
     assert error.value.status == status and seen == []
+    assert f"it redirects to {elsewhere}" in str(error.value)
 
 
 def test_proxies_are_not_used(server, monkeypatch):
@@ -278,8 +391,8 @@ class other_server:
         self._http.server_close()
 
 
-def test_undo_record_holds_no_key(server, admin, folder, tmp_path):
-    apply_settings(admin, settings(), folder, undo_dir=tmp_path / "undo")
-    (record,) = (tmp_path / "undo").iterdir()
+def test_undo_record_holds_no_key(server, apply, undo_dir):
+    apply()
+    (record,) = undo_dir.iterdir()
     assert "sk-secret" not in record.read_text()
-    assert json.loads(record.read_text())["place"] == server.url
+    assert json.loads(record.read_text())["records"][0]["place"] == server.url
