@@ -141,6 +141,7 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
+        "dense": args.dense or None,
         "extra_eos_token": list(args.extra_eos_token) or None,
         "num_draft_tokens": (args.num_draft_tokens or 3) if args.draft_lm else None,
     }

@@ -18,6 +18,7 @@ SAME = (
     ("settings", "prefill_step_size"),
     ("settings", "adapter"),
     ("settings", "quantize_activations"),
+    ("settings", "dense"),
     ("settings", "extra_eos_token"),
 )
 FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")

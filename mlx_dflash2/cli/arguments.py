@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..decode.defaults import KV_GROUP_SIZE, PREFILL_STEP_SIZE, QUANTIZED_KV_START
+from .dense import add_dense_argument
+from .start import add_blas_argument
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="Add tokens to the list of EOS tokens that stop generation.",
     )
+    add_dense_argument(parser)
+    add_blas_argument(parser)
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ from ..decode.sampling import Sampling, make_logits_processors, make_sampler
 from ..pairs.find import PairSources
 from ..pairs.load import Pair, load_pair
 from .console import note
+from .dense import check_dense, unpack
 
 SAMPLING = (
     "temp",
@@ -92,6 +93,7 @@ def read_pair(
         args (argparse.Namespace): With those of :func:`add_model_arguments`.
         tokenizer_config (dict, optional): More settings of the tokenizer.
     """
+    check_dense(args)
     for text in sources.notes:
         note(text)
     trust = {"trust_remote_code": args.trust_remote_code}
@@ -100,8 +102,11 @@ def read_pair(
         adapter_path=args.adapter_path,
         tokenizer_config=(tokenizer_config or {}) | trust,
         model_config={"quantize_activations": args.quantize_activations},
+        lazy=args.dense,
         **trust,
     )
+    if args.dense:
+        unpack(pair.drafter, pair.model)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     return pair

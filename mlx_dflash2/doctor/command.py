@@ -12,6 +12,7 @@ import mlx.core as mx
 from ..cli.arguments import add_draft_model_arguments
 from ..cli.console import note, run
 from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..cli.start import add_blas_argument
 from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_chats
@@ -72,6 +73,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     for title, options in _OPTIONS.items():
         add_options(parser.add_argument_group(title), options)
     add_draft_model_arguments(parser)
+    add_blas_argument(parser)
     return parser
 
 

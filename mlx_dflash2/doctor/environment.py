@@ -7,6 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+from ..blas.measure import blas_file, blas_threads, gflops
 from ..evaluation.machine import environment
 from .chips import find_chip
 from .kernels import why_no_kernels
@@ -29,6 +30,7 @@ def report() -> Iterator[str]:
     yield "versions: " + ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v)
     yield from _version_problems(found["versions"])
     yield from _kernels()
+    yield _blas()
     yield from _disk()
 
 
@@ -58,6 +60,12 @@ def _kernels() -> Iterator[str]:
         yield "Metal kernels: available"
     else:
         yield f"Metal kernels: none, plain MLX is used instead: {' '.join(reason.split())}"
+
+
+def _blas() -> str:
+    threads = blas_threads()
+    count = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
+    return f"BLAS of MLX's CPU backend: {blas_file()}{count}, {gflops():.3g} GFLOP/s in float32"
 
 
 def _disk() -> Iterator[str]:

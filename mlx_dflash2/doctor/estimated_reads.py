@@ -11,6 +11,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.cache import ArraysCache
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
+from ..blas.measure import has_slow_blas
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..targets import Target
@@ -166,6 +167,11 @@ def context_bytes(drafter: Drafter, tokens: int) -> int:
 
 
 def num_reads(model: nn.Module, rows: int, device: str) -> int:
-    """Return how often a pass over ``rows`` rows reads the weights, with MLX's own kernels."""
+    """Return how often a pass over ``rows`` rows reads the weights, with MLX's own kernels.
+
+    The BLAS of MLX's wheel for Linux takes as long as if it read them anew for every row.
+    """
     quantized = any("scales" in module for module in model.modules())
-    return -(-rows // ROWS_A_READ[device]) if quantized or device == "cpu" else 1
+    if quantized:
+        return -(-rows // ROWS_A_READ[device])
+    return rows if device == "cpu" and has_slow_blas() else 1

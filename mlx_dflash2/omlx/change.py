@@ -1,7 +1,7 @@
 """What an export or its undo makes of one model's settings, in a file or on a server.
 
-What exports changed is kept outside oMLX's files, in one file for each model. A record maps each
-changed key to {"before": ..., "after": ...}; a side is missing where the key was.
+What exports changed is kept outside oMLX's files, in one file for each model. A record has the
+place, the entry as it was before the first export, and the entry as it was left.
 """
 
 import difflib
@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from .settings import REMOVABLE, SWITCHES, check_model_id, check_name, refusals, value_problems
-from .store import read_bytes, replace_file
+from .store import replace_file
 
 Entry = dict[str, Any]
-Record = dict[str, dict[str, Any]]
+Models = Mapping[str, Entry]
+Folder = Path | None
+Record = tuple[str, Entry, Entry]
 
 
 class NotTakenBack(ValueError):
@@ -28,18 +30,18 @@ class NotTakenBack(ValueError):
 class SettingsChange:
     """A change of one model's settings; an entry is None where the model has none.
 
-    ``earlier`` is the record of what exports have changed so far, ``record`` that of what can be
-    undone afterwards.
+    ``original`` is what `disable` gives back afterwards, None for nothing, and ``earlier`` the
+    record that this continues.
     """
 
     place: str
     model_id: str
     before: Entry | None
     after: Entry | None
-    earlier: Record
-    record: Record
+    original: Entry | None = None
+    earlier: Record | None = None
     warnings: tuple[str, ...] = ()
-    undo_dir: Path | None = None
+    undo_dir: Folder = None
 
     @property
     def empty(self) -> bool:
@@ -49,9 +51,8 @@ class SettingsChange:
     @property
     def values(self) -> Entry:
         """The keys that change, null where they go."""
-        before, after = self.before or {}, self.after or {}
-        changed = {k: v for k, v in after.items() if k not in before or not _same(v, before[k])}
-        return dict.fromkeys(key for key in before if key not in after) | changed
+        after = self.after or {}
+        return {key: after.get(key) for key in _changed(self.before or {}, after)}
 
     @property
     def diff(self) -> str:
@@ -71,8 +72,10 @@ class SettingsChange:
         happens in between, what is in force can be given back.
         """
         path = _record_path(self.model_id, self.undo_dir)
-        old, new = _read_records(path), (self.place, self.record)
-        _write_records(path, [*old, new])
+        old, new = _read_records(path), []
+        if self.original is not None and self.after is not None:
+            new = [(self.place, self.original, self.after)]
+        _write_records(path, old + new)
         try:
             yield
         except NotTakenBack:
@@ -80,18 +83,18 @@ class SettingsChange:
         except (OSError, ValueError):
             _write_records(path, old)
             raise
-        others = [item for item in old if item[0] != self.place and item[1] != self.earlier]
-        _write_records(path, [*others, new])
+        others = [record for record in old if record[0] != self.place and record != self.earlier]
+        _write_records(path, others + new)
 
 
 def plan_export(
     place: str,
-    models: Mapping[str, Entry],
+    models: Models,
     settings: Mapping[str, Any],
     *,
     unset: Collection[str] = (),
     turn_off: Collection[str] = (),
-    undo_dir: Path | None = None,
+    undo_dir: Folder = None,
 ) -> SettingsChange:
     """Plan to merge a document of one model into the settings of all, as `merge_settings`."""
     if len(settings["models"]) != 1:
@@ -112,37 +115,26 @@ def plan_export(
     if problems := refusals(kept | asked) + value_problems(after):
         raise ValueError(f"models[{model_id!r}]: {problems[0]}")
     earlier = _find_record(place, model_id, before, undo_dir)
-    record = _extend(earlier, before, after)
+    original, _ = _undone(earlier, before)
     notes = tuple(entry_warnings({**models, model_id: after}, model_id))
     entry = models.get(model_id)
-    return SettingsChange(place, model_id, entry, after, earlier, record, notes, undo_dir)
+    return SettingsChange(place, model_id, entry, after, original, earlier, notes, undo_dir)
 
 
 def plan_disable(
-    place: str,
-    models: Mapping[str, Entry],
-    model_id: str,
-    *,
-    off_only: bool = False,
-    undo_dir: Path | None = None,
+    place: str, models: Models, model_id: str, *, off_only: bool = False, undo_dir: Folder = None
 ) -> SettingsChange:
     """Plan to switch DFlash off and to give back what exports changed, as `disable_settings`."""
     before = models.get(model_id)
     if before is None:
         note = f"{place} has no settings of {model_id!r}"
-        return SettingsChange(place, model_id, None, None, {}, {}, (note,))
+        return SettingsChange(place, model_id, None, None, warnings=(note,))
     record = _find_record(place, model_id, before, undo_dir)
-    after, notes = dict(before), []
-    for key, change in record.items():
-        if off_only and key not in SWITCHES:
-            continue
-        if not _in_force(change, before, key):
-            notes += [f"{key}: changed since the export, left as it is"] if key in before else []
-        elif "before" in change:
-            after[key] = change["before"]
-        else:
-            del after[key]
-    if (off_only or not record) and after.get("dflash_enabled"):
+    original, notes = _undone(record, before)
+    after = dict(original)
+    if off_only:
+        after = before | {key: value for key, value in original.items() if key in SWITCHES}
+    if (off_only or record is None) and after.get("dflash_enabled"):
         after["dflash_enabled"] = False
         notes += [] if record else ["no undo record: only dflash_enabled is switched off"]
     elif after.get("dflash_enabled"):
@@ -154,12 +146,11 @@ def plan_disable(
         if given_back and len(refusals(after | {key: False})) < len(broken):
             after[key] = False
             notes.append(f"{key} stays off: {broken[0]}")
-    left = {k: v for k, v in record.items() if off_only and k not in SWITCHES}
-    wanted = after if after or not before else None
-    return SettingsChange(place, model_id, before, wanted, record, left, tuple(notes), undo_dir)
+    wanted, left = after if after or not before else None, original if off_only else None
+    return SettingsChange(place, model_id, before, wanted, left, record, tuple(notes), undo_dir)
 
 
-def entry_warnings(models: Mapping[str, Entry], model_id: str) -> list[str]:
+def entry_warnings(models: Models, model_id: str) -> list[str]:
     """List what is not an error in a model's settings but may surprise."""
     entry = models[model_id]
     profile, mode = entry.get("active_profile_name"), entry.get("dflash_verify_mode")
@@ -178,55 +169,56 @@ def _same(left: Any, right: Any) -> bool:
     return json.dumps(left) == json.dumps(right)
 
 
-def _in_force(change: Mapping[str, Any], entry: Entry, key: str) -> bool:
-    """Whether an entry still has what an export made of a key."""
-    return (key in entry) == ("after" in change) and _same(entry.get(key), change.get("after"))
+def _undone(record: Record | None, entry: Entry) -> tuple[Entry, list[str]]:
+    """Give back what a record changed in an entry, but not what was changed since."""
+    _, before, after = record or ("", {}, {})
+    given, notes = dict(entry), []
+    for key in _changed(before, after):
+        if key in _changed(after, entry):
+            notes += [f"{key}: changed since the export, left as it is"] if key in entry else []
+        elif key in before:
+            given[key] = before[key]
+        else:
+            del given[key]
+    return given, notes
 
 
-def _extend(record: Record, before: Entry, after: Entry) -> Record:
-    """Add a change to a record, keeping the values from before the first export."""
-    result = {}
-    for key in dict.fromkeys((*record, *before, *after)):
-        change = {"before": before[key]} if key in before else {}
-        # An earlier value counts only while ours is in force.
-        if key in record and _in_force(record[key], before, key):
-            change = {side: value for side, value in record[key].items() if side == "before"}
-        if key in after:
-            change["after"] = after[key]
-        if len(change) == 1 or (change and not _same(change["before"], change["after"])):
-            result[key] = change
-    return result
+def _changed(before: Entry, after: Entry) -> list[str]:
+    keys = before | after
+    return [k for k in keys if k not in before or k not in after or not _same(before[k], after[k])]
 
 
-def _find_record(place: str, model_id: str, entry: Entry, undo_dir: Path | None) -> Record:
-    """Find what exports changed in a model's entry: that of the place, else what is in force."""
+def _find_record(place: str, model_id: str, entry: Entry, undo_dir: Path | None) -> Record | None:
+    """Find the record of the place, else of what is in force in the entry."""
     found: list[tuple[bool, int, int, Record]] = []
-    for where, record in _read_records(_record_path(model_id, undo_dir)):
-        current = {key for key in record if _in_force(record[key], entry, key)}
-        decisive = record.keys() & {"dflash_enabled", "dflash_draft_model"} or record.keys()
+    for record in _read_records(_record_path(model_id, undo_dir)):
+        where, before, after = record
+        changed = set(_changed(before, after))
+        current = changed - set(_changed(after, entry))
+        decisive = changed & {"dflash_enabled", "dflash_draft_model"} or changed
         if where == place or decisive <= current:
             found.append((where == place, len(current), len(found), record))
-    return max(found)[3] if found else {}
+    return max(found)[3] if found else None
 
 
-def _record_path(model_id: str, undo_dir: Path | None) -> Path:
+def _record_path(model_id: str, undo_dir: Folder) -> Path:
     name = hashlib.sha256(model_id.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return (undo_dir or Path.home() / ".mlx_dflash2" / "omlx") / f"model-{name}.json"
 
 
-def _read_records(path: Path) -> list[tuple[str, Record]]:
+def _read_records(path: Path) -> list[Record]:
     try:
         items = json.loads(path.read_bytes())["records"] if path.exists() else []
-        changed = [{key: dict(side) for key, side in item["changed"].items()} for item in items]
-        return [(str(item["place"]), record) for item, record in zip(items, changed, strict=True)]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return [(str(i["place"]), dict(i["before"]), dict(i["after"])) for i in items]
+    except (ValueError, LookupError, TypeError) as error:
         raise ValueError(f"undo record {path}: cannot be read ({error!r}); move it away") from None
 
 
-def _write_records(path: Path, records: list[tuple[str, Record]]) -> None:
-    items = [{"place": place, "changed": record} for place, record in records if record]
-    if not items:
+def _write_records(path: Path, records: list[Record]) -> None:
+    if not records:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps({"records": items}, indent=2).encode("utf-8"), read_bytes(path))
+    items = [dict(zip(("place", "before", "after"), record, strict=True)) for record in records]
+    raw = json.dumps({"records": items}, indent=2).encode("utf-8")
+    replace_file(path, raw, path.read_bytes() if path.exists() else None)

@@ -3,11 +3,10 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .change import Entry, entry_warnings
+from .change import Entry, Models, entry_warnings
 from .locate import ListedModel, OmlxVersion, find_drafter
 from .log import LoggedModel
 from .settings import check_draft_reference, chip_generation, refusals, value_problems
@@ -98,7 +97,7 @@ def check_entry(entry: Entry, pair: FittingPair) -> None:
 
 
 def check_settings(
-    models: Mapping[str, Entry],
+    models: Models,
     target: ListedModel,
     omlx: OmlxVersion,
     *,
@@ -147,11 +146,7 @@ def check_settings(
 
 
 def status_row(
-    models: Mapping[str, Entry],
-    target: ListedModel,
-    log: LoggedModel,
-    omlx: OmlxVersion,
-    chip: str | None,
+    models: Models, target: ListedModel, log: LoggedModel, omlx: OmlxVersion, chip: str | None
 ) -> tuple[str, str, str, str, str, str]:
     """Tell of a model: DFlash, drafter, quantization, acceptance, and what is to do."""
     entry = models.get(target.model_id, {})

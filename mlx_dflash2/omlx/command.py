@@ -6,14 +6,13 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..cli import console
 from . import server
-from .change import Entry, SettingsChange, plan_disable, plan_export
+from .change import Models, SettingsChange, plan_disable, plan_export
 from .check import check_entry, check_pair, check_settings, status_row
 from .file import SETTINGS_NAME, read_settings, write_change
 from .locate import ListedModel, OmlxVersion, base_dir, discover, find_drafter, find_target
@@ -27,6 +26,7 @@ COMMANDS = {
     "check": "say whether oMLX would run DFlash, or whether it did, and why not",
     "status": "show all models: DFlash, drafter, quantization, acceptance and what to do",
 }
+_OPTIONS = ("block_size", "group_size", "activation_bits", "verify_mode", "max_ctx")
 _FLAG = {"action": "store_true"}
 _KEYS = {"action": "append", "default": [], "metavar": "KEY"}
 # Each flag, the first letters of the commands that take it, and what it means.
@@ -43,15 +43,15 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("--omlx-version", "eacs", "default: asked from the server, or found on this machine", {}),
     ("--log", "cs", "read the log: oMLX's own, or this file", {"nargs": "?", "const": ""}),
     ("--draft-bits", "ea", "quantization at load; default: 4", {"choices": "2 4 8 none".split()}),
-    ("--draft-group-size", "ea", "its group size", {"type": int, "default": 64}),
-    ("--draft-activation-bits", "ea", "default: 32 on M1 and M2, else 16", {"type": int}),
+    ("--draft-group-size", "ea", "default: 64", {"type": int, "dest": "group_size"}),
+    ("--draft-activation-bits", "ea", "default: by chip", {"type": int, "dest": "activation_bits"}),
     (
         "--block-size",
         "ea",
         "default: 5, or the drafter's own if nothing is quantized",
         {"type": int},
     ),
-    ("--verify-mode", "ea", "how oMLX verifies", {"default": "dflash"}),
+    ("--verify-mode", "ea", "how oMLX verifies; default: dflash", {}),
     ("--max-ctx", "ea", "longest prompt for DFlash; default: no limit", {"type": int}),
     ("--set", "ea", "any other DFlash key, as KEY=JSON", _KEYS | {"metavar": "KEY=JSON"}),
     ("--unset", "ea", "remove a key", _KEYS),
@@ -122,11 +122,7 @@ def _change(args: argparse.Namespace) -> None:
 
 
 def _plan(
-    args: argparse.Namespace,
-    base: Path,
-    place: str,
-    models: Mapping[str, Entry],
-    listed: Mapping[str, dict[str, Any]] | None,
+    args: argparse.Namespace, base: Path, place: str, models: Models, listed: Models | None
 ) -> SettingsChange:
     if args.command == "disable":
         # A model may be gone from the disk while its settings are still there.
@@ -147,14 +143,10 @@ def _plan(
         # Where it drafts inside its batched engine, the chip decides nothing.
         chip=_chip(args) or ("M3" if omlx.drafts_batched(pair.model_type) else None),
         quant=None if bits == "none" else int(bits),
-        block_size=args.block_size,
-        group_size=args.draft_group_size,
-        activation_bits=args.draft_activation_bits,
-        verify_mode=args.verify_mode,
-        max_ctx=args.max_ctx,
         quantized_target=pair.target_quantized,
         drafter_block_size=pair.block_size,
         options=dict(map(_option, args.set)),
+        **{name: value for name in _OPTIONS if (value := getattr(args, name)) is not None},
     )
     ((_, entry),) = settings["models"].items()
     check_entry(entry, pair)
@@ -187,11 +179,10 @@ def _wanted(args: argparse.Namespace, change: SettingsChange) -> bool:
 
 def _check(args: argparse.Namespace) -> None:
     good, names = True, [args.model_id] if args.model_id else []
-    models: dict[str, Entry] = {}
+    models: Models = {}
     if args.model or args.log is None:
         base = base_dir(args.base_path)
-        path, _, document = read_settings(base / SETTINGS_NAME)
-        models = document["models"]
+        path, _, _, models = read_settings(base / SETTINGS_NAME)
         on = [name for name, entry in models.items() if entry.get("dflash_enabled")]
         if not (on or args.model):
             raise ValueError(f"{path}: no model has DFlash on")
@@ -222,8 +213,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def _status(args: argparse.Namespace) -> None:
     base = base_dir(args.base_path)
-    path, _, document = read_settings(base / SETTINGS_NAME)
-    models, listed = document["models"], discover(_model_dirs(args, base))
+    file, listed = read_settings(base / SETTINGS_NAME), discover(_model_dirs(args, base))
+    models = file.models
     omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
     logged = _logged(args, models) if args.log or find_log(base).is_file() else {}
     rows = [("model", "DFlash", "drafter", "quantized", "acceptance", "to do")]
@@ -233,10 +224,10 @@ def _status(args: argparse.Namespace) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-    console.note(f"{path} as read by {omlx}")
+    console.note(f"{file.path} as read by {omlx}")
 
 
-def _logged(args: argparse.Namespace, models: Mapping[str, Entry]) -> dict[str, LoggedModel]:
+def _logged(args: argparse.Namespace, models: Models) -> dict[str, LoggedModel]:
     path = Path(args.log).expanduser() if args.log else find_log(base_dir(args.base_path))
     aliases = {str(entry.get("model_alias")): name for name, entry in models.items()}
     return read_log(log_lines(path), aliases)

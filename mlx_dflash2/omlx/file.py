@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .change import Entry, SettingsChange, plan_disable, plan_export
-from .store import create_file, read_bytes, replace_file
+from .store import create_file, replace_file
 
 SETTINGS_NAME = "model_settings.json"
 _KEPT_BACKUPS = 10
@@ -22,10 +22,7 @@ class SettingsFile(NamedTuple):
     path: Path
     raw: bytes | None
     document: dict[str, Any]
-
-    @property
-    def models(self) -> dict[str, Entry]:
-        return self.document["models"]
+    models: dict[str, Entry]
 
 
 def merge_settings(
@@ -105,12 +102,13 @@ def write_change(file: SettingsFile, change: SettingsChange) -> Path | None:
 def read_settings(path: Path) -> SettingsFile:
     """Read a settings file, or the one that a symbolic link leads to."""
     real = Path(os.path.realpath(path))
-    raw = read_bytes(real)
+    raw = real.read_bytes() if real.exists() else None
     if raw is None and not real.parent.is_dir():
         raise FileNotFoundError(f"{real.parent}: no such folder; start oMLX once to create it")
     try:
         empty = b'{"version": 1, "models": {}}'
-        return SettingsFile(real, raw, parse_document(empty if raw is None else raw))
+        document = parse_document(empty if raw is None else raw)
+        return SettingsFile(real, raw, document, document["models"])
     except ValueError as error:
         raise ValueError(f"{real}: {error}; left untouched") from None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from .change import Entry, NotTakenBack, SettingsChange
+from .change import Entry, Models, NotTakenBack, SettingsChange
 from .settings import TOO_OLD
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -129,7 +129,7 @@ def stored_settings(model: Mapping[str, Any]) -> Entry:
     return {k: v for k, v in (model.get("settings") or {}).items() if v is not None}
 
 
-def server_id(models: Mapping[str, Mapping[str, Any]], model_id: str, folder: Path | None) -> str:
+def server_id(models: Models, model_id: str, folder: Path | None) -> str:
     """Find the id by which the server knows a folder, and check that it runs DFlash for it."""
     paths = {name: Path(model.get("model_path") or "/nowhere") for name, model in models.items()}
     # The paths of another machine cannot be seen from here.

@@ -6,14 +6,6 @@ import secrets
 from pathlib import Path
 
 
-def read_bytes(path: Path) -> bytes | None:
-    """Read a file, None if there is none."""
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
 def replace_file(path: Path, raw: bytes, expected: bytes | None) -> None:
     """Replace a file in one step if it still holds what is expected, None if there was none.
 
@@ -22,7 +14,7 @@ def replace_file(path: Path, raw: bytes, expected: bytes | None) -> None:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     create_file(temporary, raw, like=path)
     try:
-        if read_bytes(path) != expected:
+        if (path.read_bytes() if path.exists() else None) != expected:
             raise ValueError(f"{path}: another program changed it meanwhile; nothing written")
         os.replace(temporary, path)
     finally:

@@ -3,14 +3,13 @@
 import argparse
 from pathlib import Path
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import dequantize_model
 
 from .. import embedded
 from ..checkpoint.files import Source
 from ..checkpoint.load import find_target, read_target
+from ..cli.dense import unpack
 from ..evaluation.prompts import Chat
 from ..targets import Target, bind
 from . import prompts
@@ -50,11 +49,9 @@ class Inputs:
         """The target and its tokenizer, read when they are first needed."""
         source = self.name, self.args.dequantize
         if self._loaded is None or self._loaded_from != source:
-            model, tokenizer = read_target(self.source)
+            model, tokenizer = read_target(self.source, lazy=self.args.dequantize)
             if self.args.dequantize:
-                model = dequantize_model(model)
-                # Dequantized weights have the scales' dtype, mostly one of 16 bits.
-                model.set_dtype(mx.float32)
+                unpack(model, flag="--dequantize", say=note)
             model.freeze()
             self._loaded, self._loaded_from = (model, tokenizer), source
         return self._loaded

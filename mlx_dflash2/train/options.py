@@ -8,6 +8,7 @@ import yaml
 
 from ..cli import options as cli_options
 from ..cli.options import Option, Range, add_options, flag
+from ..cli.start import add_blas_argument
 from .losses import LOSSES
 from .start import PARTS
 
@@ -142,6 +143,7 @@ def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
     add("-c", "--config", help="A YAML configuration file with the training options")
     for title, options in _OPTIONS.items():
         add_options(parser.add_argument_group(title), options)
+    add_blas_argument(parser)
     return parser
 
 

@@ -34,6 +34,7 @@ COMMON = {
         {"tokenizer_config": {"trust_remote_code": True}, "trust_remote_code": True},
     ),
     "--quantize-activations": ([], {"model_config": {"quantize_activations": True}}),
+    "--dense": ([], {"lazy": True, "unpacked": 2}),
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
     "--system-prompt": (["Be kind."], {"prompt": KIND}),
     "--chat-template-config": (['{"effort": "low"}'], {"prompt": HELLO + "[low]"}),
@@ -71,6 +72,8 @@ GENERATE = COMMON | {
 # The conversation's draws go on from turn to turn, so its seed is set once.
 CHAT = COMMON | {"--seed": (["7"], {"global seed": 7})}
 FILES = {"--prompt-cache-file", "--save-prompt-cache"}
+# It acts before there is a parser; tests/blas has its tests.
+AT_START = {"--no-fast-blas"}
 
 # Defaults that are not mlx-lm's, and why.
 OTHER_DEFAULTS = {
@@ -121,7 +124,7 @@ def record(monkeypatch, invoke, saved_pair):
     """Runs a command without its models; everything that it passes on."""
 
     def record(module, *args):
-        seen = {}
+        seen = {"unpacked": 0}
         # Each run has its own wrapper: the command adds EOS tokens to it.
         tokenizer = TokenizerWrapper(saved_pair.tokenizer._tokenizer, eos_token_ids=[511])
 
@@ -152,6 +155,7 @@ def record(monkeypatch, invoke, saved_pair):
         place = generate if module is generate else conversation
         monkeypatch.setattr(module, "find_pair", find)
         monkeypatch.setattr(build, "load_pair", load)
+        monkeypatch.setattr(build, "unpack", lambda *models: seen.update(unpacked=len(models)))
         monkeypatch.setattr(place, "stream_text", stream_text)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)
         monkeypatch.setattr(build, "make_logits_processors", lambda **kw: seen.update(kw))
@@ -183,7 +187,7 @@ def test_every_flag_of_mlx_lm_is_here(module):
 def test_every_flag_is_in_a_table(module, table):
     refused = {flag for owner, flag in REFUSED if owner is module}
     files = FILES if module is generate else set()
-    assert set(flags_of(module)) == set(table) | refused | files
+    assert set(flags_of(module)) == set(table) | refused | files | AT_START
 
 
 @pytest.mark.parametrize(

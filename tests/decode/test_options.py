@@ -1,6 +1,6 @@
 """mlx-lm's generation options, each against plain mlx-lm with the same option."""
 
-from functools import partial
+from functools import cache, partial
 
 import mlx.core as mx
 import pytest
@@ -50,16 +50,22 @@ PENALTIES = {
 }
 
 
+@cache
+def penalised(kind, name, count):
+    return plain(kind, count, logits_processors=mlx_lm_processors(**PENALTIES[name]))
+
+
 @pytest.mark.parametrize("pure", [True, False], ids=["ahead", "row by row"])
 @pytest.mark.parametrize("name", PENALTIES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_penalties(kind, name, pure):
     settings = PENALTIES[name]
-    expected = plain(kind, 40, logits_processors=mlx_lm_processors(**settings))
-    assert expected != plain(kind, 40)
+    count = 32
+    expected = penalised(kind, name, count)
+    assert expected != plain_of(kind, tuple(PROMPT), count)
     make = make_logits_processors if pure else mlx_lm_processors
     for proposer in proposers(expected):
-        tokens, stats = drafted(kind, proposer, 40, logits_processors=make(**settings))
+        tokens, stats = drafted(kind, proposer, count, logits_processors=make(**settings))
         assert tokens == expected
         assert (stats.row_by_row is None) == pure
         assert stats.drafted > 0
@@ -150,10 +156,10 @@ def test_an_opaque_sampler_draws_what_it_would_draw_in_mlx_lm(kind, name):
     # Making it draws, too.
     model_of(kind)
     mx.random.seed(11)
-    expected = plain(kind, sampler=mlx_lm_sampler(**SETTINGS[name]))
+    expected = plain(kind, 12, sampler=mlx_lm_sampler(**SETTINGS[name]))
     for proposer in proposers(expected):
         mx.random.seed(11)
-        tokens, stats = drafted(kind, proposer, sampler=mlx_lm_sampler(**SETTINGS[name]))
+        tokens, stats = drafted(kind, proposer, 12, sampler=mlx_lm_sampler(**SETTINGS[name]))
         assert tokens == expected
         assert stats.rule == "coupled" and stats.row_by_row == "the sampler"
 
@@ -163,10 +169,10 @@ def test_an_opaque_sampler_draws_what_it_would_draw_in_mlx_lm(kind, name):
 def test_rejection_runs_with_every_setting(kind, name):
     sampler = make_sampler(**SETTINGS[name])
     for proposer in (oracle(PROMPT + greedy(kind)), make_drafter()):
-        tokens, stats = drafted(kind, proposer, sampler=sampler, seed=3)
-        assert len(tokens) == 20 and stats.rule == "rejection" and stats.row_by_row is None
-        again, _ = drafted(kind, proposer, sampler=sampler, seed=3)
-        other, _ = drafted(kind, proposer, sampler=sampler, seed=4)
+        tokens, stats = drafted(kind, proposer, 12, sampler=sampler, seed=3)
+        assert len(tokens) == 12 and stats.rule == "rejection" and stats.row_by_row is None
+        again, _ = drafted(kind, proposer, 12, sampler=sampler, seed=3)
+        other, _ = drafted(kind, proposer, 12, sampler=sampler, seed=4)
         assert again == tokens != other
 
 

@@ -1,5 +1,7 @@
 """However a generation ends, the caller's caches cover exactly the prompt and what was emitted."""
 
+from functools import cache
+
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
@@ -15,13 +17,22 @@ KINDS = (DENSE, HYBRID, "qwen3_5-conv2", SLIDING, "llama-sliding", "gemma4_text-
 LENGTHS = (1, 16, 40)
 
 
+STEPS = ([3], [1, 2, 3], [4])
+
+
+@cache
+def logits_after(kind, tokens):
+    """What follows a fresh prefill of the tokens, in steps."""
+    fresh = make_prompt_cache(model_of(kind))
+    model_of(kind)(mx.array([tokens]), cache=fresh)
+    return [model_of(kind)(mx.array([step]), cache=fresh) for step in STEPS]
+
+
 def assert_covers(kind, prompt_cache, tokens):
     """The live cache goes on exactly as a fresh prefill of the same tokens would."""
-    model, fresh = model_of(kind), make_prompt_cache(model_of(kind))
     assert num_cached(prompt_cache) == len(tokens)
-    model(mx.array([tokens]), cache=fresh)
-    for step in ([3], [1, 2, 3], [4]):
-        ours, theirs = (model(mx.array([step]), cache=c) for c in (prompt_cache, fresh))
+    for step, theirs in zip(STEPS, logits_after(kind, tuple(tokens)), strict=True):
+        ours = model_of(kind)(mx.array([step]), cache=prompt_cache)
         assert mx.allclose(ours, theirs, rtol=0, atol=2e-5).item()
 
 

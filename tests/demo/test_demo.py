@@ -1,5 +1,9 @@
 """The demo says what it measured, and fails if a token differs."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import mlx.core as mx
 import mlx_lm
 import pytest
@@ -83,7 +87,11 @@ def test_the_verdict_follows_the_figures(cost, cpu, pays, mentions_cpu):
 
 
 @pytest.mark.slow
-def test_the_embedded_pair(capsys):
+def test_the_embedded_pair():
+    """As it is called, so on Linux with a fast BLAS, where two tokens may tie."""
     embedded_target()
-    demo.run(demo._demo)
-    assert "Both answers have exactly the tokens" in capsys.readouterr().out
+    command = [sys.executable, "-m", "mlx_dflash2.demo"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr
+    assert "Both answers have exactly the tokens" in done.stdout or "A tie: " in done.stdout
+    assert "times the speed." in done.stdout

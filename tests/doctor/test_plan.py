@@ -21,9 +21,9 @@ from support.tiny import (
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.checkpoint import files as checkpoint
 from mlx_dflash2.checkpoint.load import load
-from mlx_dflash2.doctor import chips, plan
+from mlx_dflash2.doctor import chips, estimated_reads, plan
 from mlx_dflash2.doctor.counted_reads import counted_reads, parameters
-from mlx_dflash2.doctor.estimated_reads import context_bytes, target_bytes
+from mlx_dflash2.doctor.estimated_reads import context_bytes, num_reads, target_bytes
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.evaluation.machine import num_bytes
@@ -78,6 +78,14 @@ def test_bytes_are_those_that_the_graph_reads(kind, bits, width):
     model, drafter = make_model(kind, bits=bits), make_drafter()
     found = plan.Plan(bind(model), drafter)
     assert found.round(width, len(PROMPT)).weights == really_read(model, drafter, width)
+
+
+def test_how_often_the_weights_are_read(monkeypatch):
+    dense, packed = make_model(DENSE), make_model(DENSE, bits=4)
+    for slow, rows in ((True, 8), (False, 1)):
+        monkeypatch.setattr(estimated_reads, "has_slow_blas", lambda slow=slow: slow)
+        found = [num_reads(m, 8, device) for m in (dense, packed) for device in ("cpu", "gpu")]
+        assert found == [rows, 1, 8, 2]
 
 
 @pytest.fixture(scope="module")

@@ -157,6 +157,6 @@ def context_bytes(window, length, max_tokens):
 
 
 def test_memory_of_a_sliding_drafter_is_flat():
-    assert context_bytes(WINDOW, 200, 10) == context_bytes(WINDOW, 2000, 10)
-    assert context_bytes(WINDOW, 10, 200) < 1.05 * context_bytes(WINDOW, 10, 20)
-    assert context_bytes(None, 200, 10) < context_bytes(None, 2000, 10)
+    assert context_bytes(WINDOW, 100, 10) == context_bytes(WINDOW, 800, 10)
+    assert context_bytes(WINDOW, 10, 100) < 1.05 * context_bytes(WINDOW, 10, 20)
+    assert context_bytes(None, 100, 10) < context_bytes(None, 800, 10)

@@ -19,8 +19,12 @@ def arguments(monkeypatch):
 
 
 def few():
-    """One small case of each kernel."""
-    return list({c.kernel: c for c in all_cases() if not c.real}.values())
+    """One small case of each kernel, of more than one row."""
+    small = {}
+    for case in all_cases():
+        if not case.real and "1x1 " not in case.shape and "L1 " not in case.shape:
+            small.setdefault(case.kernel, case)
+    return list(small.values())
 
 
 def test_the_table(kernels, arguments, monkeypatch, capsys):

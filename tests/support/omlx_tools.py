@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlx_dflash2.omlx import model_settings
 from mlx_dflash2.omlx.settings import KEYS
+from support.tiny import drafter_config
 
 MODEL = "Qwen3.8-Tiny-4bit"
 DRAFTER = "/models/z-lab/Qwen3.8-Tiny-DFlash2"
@@ -21,33 +22,7 @@ TARGET_CONFIG = {
     "quantization": {"group_size": 64, "bits": 4},
     "text_config": {"hidden_size": 64, "vocab_size": 512, "num_hidden_layers": 8},
 }
-DRAFTER_CONFIG = {
-    "architectures": ["DFlash2DraftModel"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 512,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 4096,
-    "num_target_layers": 8,
-    "layer_types": ["sliding_attention", "sliding_attention"],
-    "sliding_window": 64,
-    "is_causal": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
-    "dflash_config": {
-        "block_size": 8,
-        "mask_token_id": 500,
-        "target_layer_ids": [1, 4, 5, 6],
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 8,
-        "selector_top_k": 4,
-    },
-}
+DRAFTER_CONFIG = drafter_config(target_layer_ids=[1, 4, 5, 6]) | {"num_target_layers": 8}
 
 
 def settings(model: str = MODEL, drafter: str = DRAFTER, **kwargs: Any) -> dict[str, Any]:

@@ -33,8 +33,9 @@ def prompt_and_plain(kind, length, count=34, bits=None):
 
 
 def steps_of(kind, prompt, proposer, prompt_cache=None, bits=None, **kwargs):
-    """The generator of a run, for tests that stop or interleave it."""
+    """The generator of a run with whole blocks, so that counts do not depend on times."""
     model = model_of(kind, bits)
+    kwargs.setdefault("verify_width", kwargs.get("block_size") or proposer.block_size)
     return dflash_generate_step(
         mx.array(prompt), model, proposer, prompt_cache=prompt_cache, **kwargs
     )
@@ -53,9 +54,8 @@ def proposers(prompt, plain, block):
 
 
 def run(kind, prompt, proposer, max_tokens, bits=None, **kwargs):
-    """Decode with whole blocks in every round, so that counts do not depend on times."""
+    """The tokens of a whole run, each with whether it was drafted, and its stats."""
     stats = Stats()
-    kwargs.setdefault("verify_width", kwargs.get("block_size") or proposer.block_size)
     steps = steps_of(
         kind, prompt, proposer, bits=bits, max_tokens=max_tokens, stats=stats, **kwargs
     )

@@ -20,8 +20,9 @@ CHAT_TEMPLATE = (
     "{% if m.content == 'forbidden' %}{{ raise_exception('Not this.') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{% if not (loop.last and m.role == 'assistant') %}<|im_end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n" + _THINK + ""
-    "{% if effort is defined %}[{{ effort }}]{% endif %}{% endif %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    + _THINK
+    + "{% if effort is defined %}[{{ effort }}]{% endif %}{% endif %}"
 )
 WITHOUT_THINKING = CHAT_TEMPLATE.replace(_THINK, "")
 

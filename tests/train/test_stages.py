@@ -373,11 +373,17 @@ def test_recall_without_greedy_answers_is_noted(make_run, capsys):
 
 
 def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, monkeypatch):
-    config = tmp_path / "config"
-    config.mkdir()
     run = make_run(given=["fit", *OPTIONS])
     monkeypatch.setattr(Inputs, "loaded", run.inputs.loaded)
-    run.args.model = str(config)
+
+    def args_for(config):
+        # A target's config is read once: each has a folder of its own.
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        run.args.model = str(folder)
+        return run.training.drafter_args()
+
     for changes, theta in (
         ({"rope_theta": 5e5}, 5e5),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 3e5}}, 3e5),
@@ -388,8 +394,6 @@ def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, monkey
         ({"rope_theta": None}, 1e4),
     ):
         text = CONFIGS[DENSE] | {"model_type": "qwen3"} | changes
-        (config / "config.json").write_text(json.dumps(text))
-        assert run.training.drafter_args().rope_parameters[0]["rope_theta"] == theta
+        assert args_for(text).rope_parameters[0]["rope_theta"] == theta
     del text["intermediate_size"]
-    (config / "config.json").write_text(json.dumps(text))
-    assert run.training.drafter_args().intermediate_size == 96
+    assert args_for(text).intermediate_size == 96
