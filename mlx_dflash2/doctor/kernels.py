@@ -73,7 +73,7 @@ def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
     print(f"MLX {version('mlx')} on {mx.default_device()}; error in units of the tolerance")
     print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
     failed = 0
-    for case, dtype in ((case, dtype) for case in all_cases() for dtype in case.dtypes):
+    for case, dtype in [(c, d) for c in all_cases() for d in c.dtypes]:
         result, name = check(case, dtype, repeats), str(dtype).split(".")[-1]
         numbers = (result.error, result.kernel_time, result.plain_time)
         verdict = result.failure or ("ok" if result.passed else "WRONG")
