@@ -41,7 +41,7 @@ class Arm:
         drafter (Drafter, optional): For DFlash.
         draft_lm (nn.Module, optional): A small language model for mlx-lm's own speculation.
         num_draft_tokens (int): Its drafts per round.
-        verify_width (int, optional): Rows that the target verifies. Default: the block.
+        verify_width (int, optional): Rows that the target verifies. Default: adapted each round.
     """
 
     name: str
@@ -108,7 +108,7 @@ def make_arms(
     Args:
         drafters (dict): By the name of their arm.
         temperatures, draft_lm, num_draft_tokens: As of :class:`Arm`.
-        verify_widths (list): ``None`` is a drafter's own block; larger widths are left out.
+        verify_widths (list): ``None`` adapts it; widths above a drafter's block are left out.
 
     Raises:
         ValueError: if a width is larger than every drafter's block.

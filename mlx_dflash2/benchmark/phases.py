@@ -5,7 +5,6 @@ the ordinary runs.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -36,7 +35,7 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        cast(Drafter, arm.drafter),
+        drafter,
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -55,13 +55,6 @@ def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats * 1e6
 
 
-def check_kernels(repeats: int = DEFAULT_REPEATS) -> Iterator[Result]:
-    """Check all cases of all kernels in all their dtypes."""
-    for case in all_cases():
-        for dtype in case.dtypes:
-            yield check(case, dtype, repeats)
-
-
 def why_no_kernels() -> str | None:
     """Return why the default device runs no kernel, or ``None`` if it does."""
     with warnings.catch_warnings():
@@ -80,11 +73,11 @@ def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
     print(f"MLX {version('mlx')} on {mx.default_device()}; error in units of the tolerance")
     print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
     failed = 0
-    for result in check_kernels(repeats):
-        case, dtype = result.case, str(result.dtype).split(".")[-1]
+    for case, dtype in [(c, d) for c in all_cases() for d in c.dtypes]:
+        result, name = check(case, dtype, repeats), str(dtype).split(".")[-1]
         numbers = (result.error, result.kernel_time, result.plain_time)
         verdict = result.failure or ("ok" if result.passed else "WRONG")
-        print(_ROW.format(case.kernel, case.shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
+        print(_ROW.format(case.kernel, case.shape, name, *(f"{x:.3g}" for x in numbers), verdict))
         failed += not result.passed
     print(f"{failed} failed" if failed else "all kernels are right")
     return failed

@@ -68,10 +68,10 @@ def answer_prompts(
             model,
             drafter,
             max_tokens=max_tokens,
+            # The whole block: acceptance is not to depend on how fast this machine is.
+            verify_width=drafter.block_size,
             sampler=make_sampler(temp) if temp > 0 else None,
             seed=seed + number if temp > 0 else None,
-            # Whole blocks in every round: acceptance is measured, not speed.
-            verify_width=drafter.block_size,
             stats=stats,
         )
         with closing(steps):

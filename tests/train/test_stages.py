@@ -69,6 +69,15 @@ def test_export_and_eval_need_no_options_again(make_run, tmp_path, capsys):
     assert "decoding, temperature 0" in capsys.readouterr().out
 
 
+def test_the_target_is_read_again_where_a_checkpoint_s_options_change_it(make_run):
+    make_run("--dequantize").fit()
+    run = make_run(given=["export"])
+    before = run.inputs.loaded
+    assert run.inputs.loaded is before
+    run.training.saved()
+    assert run.args.dequantize and run.inputs.loaded is not before
+
+
 @pytest.mark.parametrize("stage", ["export", "eval"])
 def test_an_option_that_is_another_one_is_refused(stage, make_run):
     make_run().fit()
