@@ -10,6 +10,7 @@ from ._version import __version__
 from .lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import embedded
     from .checkpoint.load import load, load_drafter
     from .decode.batch.generate import batch_generate
     from .decode.generate import dflash_generate_step, generate, stream_generate
@@ -48,6 +49,7 @@ __getattr__ = lazy_names(
         "Stats": ".decode.stats",
         "batch_generate": ".decode.batch.generate",
         "dflash_generate_step": ".decode.generate",
+        "embedded": ".embedded",
         "generate": ".decode.generate",
         "load": ".checkpoint.load",
         "load_drafter": ".checkpoint.load",
