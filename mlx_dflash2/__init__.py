@@ -10,6 +10,7 @@ from ._version import __version__
 from .lazy import lazy_names
 
 if TYPE_CHECKING:
+    from . import embedded
     from .checkpoint.load import load, load_drafter
     from .decode.batch.generate import batch_generate
     from .decode.generate import dflash_generate_step, generate, stream_generate

@@ -14,7 +14,8 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     Args:
         package (str): The package's ``__name__``.
-        modules (mapping of str to str): The module of each public name, relative to the package.
+        modules (mapping of str to str): The module of each public name, relative to the package. A
+            module of the package itself can be a public name, too.
     """
 
     def get(name: str) -> Any:

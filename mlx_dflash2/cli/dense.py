@@ -45,7 +45,6 @@ def unpack(*models: nn.Module, flag: str = FLAG, say: Callable[[str], None] = no
 
     Args:
         models (nn.Module): Loaded lazily, so that large weights were not read so far.
-
         flag (str): What the lines name. Default: ``"--dense"``.
         say (callable): Takes the line. Default: to print it on stderr.
 
