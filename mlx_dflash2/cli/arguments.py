@@ -3,11 +3,15 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ..decode.defaults import KV_GROUP_SIZE, PREFILL_STEP_SIZE, QUANTIZED_KV_START
-from .dense import add_dense_argument
-from .start import add_blas_argument
+from ..decode.defaults import (
+    CPU_PREFILL_STEP_SIZE,
+    KV_GROUP_SIZE,
+    PREFILL_STEP_SIZE,
+    QUANTIZED_KV_START,
+)
+from .parser import UnsupportedAction
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +48,26 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_dense_argument(parser)
     add_blas_argument(parser)
+
+
+def add_dense_argument(parser: argparse._ActionsContainer) -> None:
+    """Add how the pair is stored on MLX's CPU backend."""
+    parser.add_argument(
+        "--dense",
+        action="store_true",
+        help="On MLX's CPU backend, compute with the quantized weights of target and drafter "
+        "unpacked to float32, which is faster and takes more memory (default: only for the "
+        "embedded pair)",
+    )
+
+
+def add_blas_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that :func:`mlx_dflash2.cli.start.start` looks for."""
+    parser.add_argument(
+        "--no-fast-blas",
+        action="store_true",
+        help="On Linux, let MLX multiply with the BLAS of its own package, which is slow",
+    )
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
@@ -94,7 +118,8 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
         "--verify-width",
         type=int,
         default=None,
-        help="Rows of the block that the target verifies, from 2 (default: the block size)",
+        help="Rows of the block that the target verifies; 1 does not draft (default: chosen each "
+        "round)",
     )
 
 
@@ -178,9 +203,9 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prefill-step-size",
         type=int,
-        default=PREFILL_STEP_SIZE,
+        default=None,
         help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
-        "during prefill (default: %(default)s)",
+        f"during prefill (default: {PREFILL_STEP_SIZE}, {CPU_PREFILL_STEP_SIZE} on the CPU)",
     )
     parser.add_argument(
         "--kv-bits",
@@ -202,23 +227,15 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class UnsupportedAction(argparse.Action):
-    """Rejects a flag of mlx-lm that has no meaning here, with the reason."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string} is not supported: {self.help}")
-
-
 def add_unsupported_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]) -> None:
     """Add flags of mlx-lm's command that are not supported, each with the reason."""
     for name, reason in reasons.items():
         parser.add_argument(name, action=UnsupportedAction, nargs="*", help=reason)
+
+
+def boolean(text: str) -> bool:
+    """Parse an argument as mlx_lm.generate's ``--verbose`` does."""
+    return text.lower() not in ("false", "f")
 
 
 def logit_bias(text: str) -> dict[int, float]:

@@ -114,7 +114,7 @@ class Loop:
     @property
     def drafts(self) -> bool:
         """Whether the next round may draft."""
-        return self.guard.on and self.verify_width > 1
+        return self.guard.on and self.block_size > 1
 
     def open(
         self,
@@ -517,8 +517,6 @@ def check_widths(trained: int, block_size: int | None, verify_width: int | None)
             "drafter was trained with."
         )
     width = block if verify_width is None else verify_width
-    if not min(2, block) <= width <= block:
-        raise ValueError(
-            f"`verify_width` is {width} but has to be from {min(2, block)} to the block of {block}."
-        )
+    if not 1 <= width <= block:
+        raise ValueError(f"`verify_width` is {width} but has to be from 1 to the block of {block}.")
     return block, width

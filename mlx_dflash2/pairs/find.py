@@ -13,11 +13,6 @@ from ..drafter.fit import check_fit
 from ..targets.shape import TargetShape
 from .known import default_drafter, mismatch_note
 
-EMBEDDED_NOTE = (
-    "No --model: this is the embedded pair, SmolLM2-135M-Instruct with its drafter. For "
-    "Qwen3.8-27B: mlx_dflash2.generate --model mlx-community/Qwen3.8-27B-4bit"
-)
-
 
 @dataclass(frozen=True)
 class PairSources:
@@ -63,7 +58,6 @@ def find_pair(
     notes = []
     if model is None:
         model = embedded.target_path()
-        notes.append(EMBEDDED_NOTE)
     target = find_target(model)
     if not draft_model:
         # The embedded target may also be named by its folder, as in a saved prompt cache.

@@ -1,12 +1,10 @@
 """The `mlx_dflash2.train` command."""
 
-import sys
+import argparse
 
-from ..cli.console import run
-from .options import parse
 from .run import Run
 
 
-def main() -> None:
+def main(args: argparse.Namespace) -> None:
     """Run the stages asked for."""
-    run(lambda: Run(parse(sys.argv[1:])).run())
+    Run(args).run()

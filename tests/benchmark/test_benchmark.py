@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import mlx_lm
 import pytest
+from support.commands import main_of
 from support.drafters import V1
 from support.saved_models import save_drafter, save_pair
 from support.tiny import DENSE, make_drafter, make_model, plain_tokens
@@ -31,7 +32,7 @@ def folders(tmp_path_factory):
 
 def main(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
-    command.main()
+    main_of("benchmark")()
 
 
 @pytest.fixture(scope="module")

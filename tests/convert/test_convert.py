@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from support.commands import main_of
 from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
 from support.saved_models import save_drafter as write_drafter
@@ -23,8 +24,9 @@ from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantization
 from mlx_dflash2.checkpoint.save import config_of, save_drafter
 from mlx_dflash2.checkpoint.tensors import QUANTIZED_AT_LOAD
 from mlx_dflash2.convert import command
-from mlx_dflash2.convert.command import main
 from mlx_dflash2.drafter.args import DrafterArgs
+
+main = main_of("convert")
 
 DFLASH2 = [case for case in CASES if case.startswith("dflash2")]
 BARE = {f"candidate_selector.{name}" for name in CODEBOOKS}

@@ -18,7 +18,7 @@ from mlx_dflash2 import embedded
 from mlx_dflash2.checkpoint import files, load
 from mlx_dflash2.checkpoint.load import find_target
 from mlx_dflash2.drafter.args import DrafterArgs
-from mlx_dflash2.pairs.find import EMBEDDED_NOTE, find_pair
+from mlx_dflash2.pairs.find import find_pair
 from mlx_dflash2.pairs.load import load_pair
 
 TARGET, DRAFTER = "org/target", "z-lab/Qwen3-4B-DFlash-b16"
@@ -131,7 +131,7 @@ def test_sources_cannot_be_changed(folders):
 def test_nothing_is_printed_and_notes_are_returned(folders, capsys):
     embedded_target()
     sources = find_pair()
-    assert sources.notes == (EMBEDDED_NOTE,)
+    assert sources.notes == ()
     assert sources.drafter.folder == embedded.drafter_path()
     assert find_pair(*folders).notes == ()
     load_pair(find_pair(*folders))
