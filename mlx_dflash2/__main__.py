@@ -3,7 +3,6 @@
 import sys
 
 from ._version import __version__
-from .cli.start import start
 
 COMMANDS = {
     "generate": "answer a prompt",
@@ -24,6 +23,16 @@ def usage() -> str:
     return "\n".join([first, "", *lines, "", "Each command has --help."])
 
 
+def _start(name: str) -> None:
+    try:
+        # Imported here so that Ctrl-C is answered in one line from now on.
+        from .cli.start import start
+
+        start(f"mlx_dflash2.{name}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
 def main() -> None:
     """Run the command that the first argument names."""
     name = sys.argv.pop(1) if len(sys.argv) > 1 else None
@@ -32,7 +41,7 @@ def main() -> None:
     elif name in ("-h", "--help"):
         print(usage())
     elif name in COMMANDS:
-        start(f"mlx_dflash2.{name}")
+        _start(name)
     else:
         error = f"error: there is no command {name!r}\n" if name else ""
         print(f"{usage()}\n{error}", end="", file=sys.stderr)

@@ -16,38 +16,39 @@ from .parser import UnsupportedAction
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target: what mlx-lm loads, and how."""
-    parser.add_argument(
+    group = parser.add_argument_group("target")
+    group.add_argument(
         "--model",
         type=str,
         default=None,
         help="The path to the local model directory or Hugging Face repo of the target (default: "
         "the embedded pair)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--adapter-path",
         type=str,
         help="Optional path for the trained adapter weights and config.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="Enable trusting remote code for the target and its tokenizer",
     )
-    parser.add_argument(
+    group.add_argument(
         "--quantize-activations",
         "-qa",
         action="store_true",
         help="Quantize activations using the same quantization config as the corresponding layer.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--extra-eos-token",
         type=str,
         default=(),
         nargs="+",
         help="Add tokens to the list of EOS tokens that stop generation.",
     )
-    add_dense_argument(parser)
-    add_blas_argument(parser)
+    add_dense_argument(group)
+    add_blas_argument(group)
 
 
 def add_dense_argument(parser: argparse._ActionsContainer) -> None:
@@ -72,19 +73,20 @@ def add_blas_argument(parser: argparse._ActionsContainer) -> None:
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the prompt and the chat template around it."""
-    parser.add_argument(
+    group = parser.add_argument_group("prompt")
+    group.add_argument(
         "--prompt",
         "-p",
         default="hello",
         help="Message to be processed by the model ('-' reads from stdin)",
     )
     add_template_arguments(parser)
-    parser.add_argument(
+    group.add_argument(
         "--prefill-response",
         default=None,
         help="Prefill response to be used for the chat template",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ignore-chat-template",
         action="store_true",
         help="Use the raw prompt without the tokenizer's chat template.",
@@ -93,10 +95,11 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_template_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the chat template puts around a message."""
-    parser.add_argument(
+    group = parser.add_argument_group("chat template")
+    group.add_argument(
         "--system-prompt", default=None, help="System prompt to be used for the chat template"
     )
-    parser.add_argument(
+    group.add_argument(
         "--chat-template-config",
         type=json_object,
         default=None,
@@ -107,14 +110,15 @@ def add_template_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the drafter, and how much of its block is used."""
-    add_draft_model_arguments(parser)
-    parser.add_argument(
+    group = parser.add_argument_group("drafter")
+    add_draft_model_arguments(group)
+    group.add_argument(
         "--block-size",
         type=int,
         default=None,
         help="Rows of the drafter's block, anchor included (default: as it was trained)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--verify-width",
         type=int,
         default=None,
@@ -123,7 +127,7 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_draft_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_draft_model_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the drafter, and how it is loaded."""
     add_draft_model_argument(parser)
     parser.add_argument(
@@ -135,7 +139,7 @@ def add_draft_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_draft_model_argument(parser: argparse.ArgumentParser) -> None:
+def add_draft_model_argument(parser: argparse._ActionsContainer) -> None:
     """Add the drafter alone."""
     parser.add_argument(
         "--draft-model",
@@ -169,6 +173,7 @@ def add_stop_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
     """Add how tokens are drawn: mlx-lm's settings, and its logits processors."""
+    group = parser.add_argument_group("sampling")
     settings = (
         ("--temp", float, 0.0, "Sampling temperature"),
         ("--top-p", float, 1.0, "Sampling top-p"),
@@ -186,8 +191,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         ("--frequency-context-size", int, 20, "Tokens that the frequency penalty looks back"),
     )
     for name, kind, default, text in settings:
-        parser.add_argument(name, type=kind, default=default, help=f"{text} (default: {default})")
-    parser.add_argument(
+        group.add_argument(name, type=kind, default=default, help=f"{text} (default: {default})")
+    group.add_argument(
         "--logit-bias",
         type=logit_bias,
         default=None,
@@ -197,29 +202,30 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target's key-value cache, and how the prompt is processed."""
-    parser.add_argument(
+    group = parser.add_argument_group("cache")
+    group.add_argument(
         "--max-kv-size", type=int, default=None, help="Set the maximum key-value cache size"
     )
-    parser.add_argument(
+    group.add_argument(
         "--prefill-step-size",
         type=int,
         default=None,
         help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
         f"during prefill (default: {PREFILL_STEP_SIZE}, {CPU_PREFILL_STEP_SIZE} on the CPU)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--kv-bits",
         type=int,
         default=None,
         help="Number of bits for KV cache quantization. Defaults to no quantization.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--kv-group-size",
         type=int,
         default=KV_GROUP_SIZE,
         help="Group size for KV cache quantization.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--quantized-kv-start",
         type=int,
         default=QUANTIZED_KV_START,

@@ -31,7 +31,10 @@ def run(command: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (ImportError, OSError, ValueError) as error:
-        sys.exit("error: " + " ".join(str(error).split()))
+        text = " ".join(str(error).split())
+        if isinstance(error, ImportError) and "libmlx" in text:
+            text = f"MLX has no backend here ({text}); on Linux: pip install 'mlx[cpu]'"
+        sys.exit(f"error: {text}")
 
 
 def _open_closed_streams() -> None:

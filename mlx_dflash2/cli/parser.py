@@ -15,6 +15,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, description: str | None = None, **kwargs: Any) -> None:
+        kwargs = {"usage": "%(prog)s [options]"} | kwargs
         super().__init__(prog=prog, description=description, **kwargs)
         self.add_argument("--version", action="version", version=__version__)
 

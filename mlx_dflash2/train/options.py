@@ -138,6 +138,7 @@ def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
         "Train a DFlash 2 drafter for a target. Stages: data (the target answers "
         "prompts), taps (its hidden states on these texts are cached), fit, export, eval. Each "
         "resumes where it stopped; without a stage all are run in turn.",
+        usage="%(prog)s [stage ...] [options]",
         **kwargs,
     )
     add = parser.add_argument

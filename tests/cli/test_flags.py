@@ -107,7 +107,9 @@ def name_of(module):
 
 def flags_of(module):
     actions = parser_of(module)._actions
-    return {a.option_strings[0]: a for a in actions if not {"--help", "--version"} & {*a.option_strings}}
+    return {
+        a.option_strings[0]: a for a in actions if not {"--help", "--version"} & {*a.option_strings}
+    }
 
 
 def ids(value):
