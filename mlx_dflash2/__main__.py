@@ -12,6 +12,7 @@ COMMANDS = {
     "doctor": "describe this machine; tell whether a pair fits and what it brings",
     "convert": "write a drafter in MLX format, quantized or not",
     "train": "train a drafter for a target",
+    "download": "fetch a target and its drafter, after their sizes",
     "omlx": "write, check and undo oMLX's settings for a pair",
 }
 

@@ -53,7 +53,7 @@ def _measure(args: argparse.Namespace) -> None:
     settings = _check(args)
     chats = read_chats(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantized ones are further arms.
-    sources = find_pair(args.model, args.draft_model)
+    sources = find_pair(args.model, args.draft_model, revision=args.revision)
     pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
     drafters = prepare_drafters(

@@ -23,16 +23,18 @@ def main(args: argparse.Namespace) -> None:
     sources = find_pair(
         args.model,
         args.draft_model,
+        revision=args.revision,
         draft_bits=args.draft_bits,
         block_size=options.block_size,
         verify_width=options.verify_width,
     )
     pair = read_pair(sources, args)
-    # Seed once, as mlx_lm.chat does.
-    mx.random.seed(args.seed)
+    if args.seed is not None:
+        # Once, as mlx_lm.chat does.
+        mx.random.seed(args.seed)
     conversation = Conversation(
         pair,
-        chat_options(args, pair.tokenizer),
+        chat_options(args, pair),
         system_prompt=args.system_prompt,
         template_config=args.chat_template_config,
     )

@@ -26,7 +26,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_template_arguments(parser)
     add_drafting_arguments(parser)
     add_max_tokens_argument(parser, CHAT_MAX_TOKENS)
-    add_sampling_arguments(parser, seed=0)
+    add_sampling_arguments(parser)
     add_cache_arguments(parser)
     add_stop_argument(parser)
     add_unsupported_arguments(parser, UNSUPPORTED)

@@ -5,10 +5,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-
 from ..cli.build import fit_to_tokenizer, generation_options
 from ..decode.options import GenerationOptions
+from ..pairs.load import Pair
 from .conversation import Conversation
 
 HELP = (
@@ -18,15 +17,20 @@ HELP = (
 _COMMAND = re.compile(r"/([a-z-]+)(?:\s+(.*))?")
 
 
-def chat_options(args: argparse.Namespace, tokenizer: TokenizerWrapper) -> GenerationOptions:
+def chat_options(args: argparse.Namespace, pair: Pair) -> GenerationOptions:
     """Make the options of every answer.
 
-    They have no seed: with one each, all answers would make the same draws.
+    They have no seed: with one each, all answers would make the same draws. Draws depend on the
+    widths of rounds, so a seed for the whole chat fixes the width, too.
 
     Raises:
         ValueError: naming the option that is out of range.
     """
-    return replace(fit_to_tokenizer(generation_options(args), args, tokenizer), seed=None)
+    options = fit_to_tokenizer(generation_options(args), args, pair.tokenizer)
+    width = options.verify_width
+    if width is None and args.seed is not None:
+        width = options.block_size or pair.drafter.block_size
+    return replace(options, seed=None, verify_width=width)
 
 
 class Settings:
@@ -85,7 +89,7 @@ class Settings:
 
     def _set(self, **changed: Any) -> None:
         args = argparse.Namespace(**vars(self.args) | changed)
-        options = chat_options(args, self.conversation.pair.tokenizer)
+        options = chat_options(args, self.conversation.pair)
         # The caches are there already.
         self.conversation.options = replace(options, max_kv_size=None)
         self.args = args

@@ -24,6 +24,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="The path to the local model directory or Hugging Face repo of the target (default: "
         "the embedded pair)",
     )
+    group.add_argument("--revision", default=None, help="Revision of the target's Hub repo")
     group.add_argument(
         "--adapter-path",
         type=str,
@@ -171,7 +172,7 @@ def add_stop_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are drawn: mlx-lm's settings, and its logits processors."""
     group = parser.add_argument_group("sampling")
     settings = (
@@ -182,7 +183,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         ("--xtc-probability", float, 0.0, "Probability of XTC sampling to happen each next token"),
         ("--xtc-threshold", float, 0.1, "Probability that XTC's token candidates need to reach"),
         ("--min-tokens-to-keep", int, 1, "Minimum tokens to keep for min-p sampling."),
-        ("--seed", int, seed, "PRNG seed"),
+        ("--seed", int, None, "PRNG seed"),
         ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
         ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
         ("--presence-penalty", float, None, "Subtracted from the logit of a token that occurred"),

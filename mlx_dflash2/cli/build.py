@@ -12,7 +12,7 @@ from ..decode.defaults import CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
 from ..decode.options import GenerationOptions
 from ..decode.sampling import Sampling, make_logits_processors, make_sampler
 from ..pairs.find import PairSources
-from ..pairs.load import Pair, load_pair
+from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
 from .dense import check_dense, unpack
 
@@ -103,8 +103,8 @@ def read_pair(
         tokenizer_config (dict, optional): More settings of the tokenizer.
     """
     check_dense(args)
-    for text in sources.notes:
-        note(text)
+    for text in (*sources.notes, *pending_downloads(sources)):
+        note(str(text))
     trust = {"trust_remote_code": args.trust_remote_code}
     pair = load_pair(
         sources,

@@ -35,6 +35,7 @@ def main(args: argparse.Namespace) -> None:
     sources = find_pair(
         model,
         args.draft_model,
+        revision=args.revision,
         draft_bits=args.draft_bits,
         block_size=options.block_size,
         verify_width=options.verify_width,

@@ -35,6 +35,7 @@ def find_pair(
     model: str | Path | None = None,
     draft_model: str | Path | None = None,
     *,
+    revision: str | None = None,
     draft_bits: int | None = None,
     block_size: int | None = None,
     verify_width: int | None = None,
@@ -46,6 +47,7 @@ def find_pair(
             the embedded pair.
         draft_model (str or Path, optional): Folder or repository of the drafter. Default:
             ``None``, the known drafter of the target.
+        revision (str, optional): Revision of the target's repository. Default: ``None``.
         draft_bits (int, optional): Bits to quantize the drafter to when it is read.
         block_size, verify_width (int, optional): As in :func:`dflash_generate_step`.
 
@@ -58,7 +60,7 @@ def find_pair(
     notes = []
     if model is None:
         model = embedded.target_path()
-    target = find_target(model)
+    target = find_target(model, revision)
     if not draft_model:
         # The embedded target may also be named by its folder, as in a saved prompt cache.
         found = embedded.is_target(model)

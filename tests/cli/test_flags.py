@@ -30,6 +30,7 @@ COMMON = {
     "--model": (["other"], {"model": "other"}),
     "--draft-model": (["other"], {"draft_model": "other"}),
     "--draft-bits": (["4"], {"draft_bits": 4}),
+    "--revision": (["abc"], {"revision": "abc"}),
     "--adapter-path": (["a"], {"adapter_path": "a"}),
     "--trust-remote-code": (
         [],
@@ -80,6 +81,7 @@ AT_START = {"--no-fast-blas"}
 # Defaults that are not mlx-lm's, and why.
 OTHER_DEFAULTS = {
     (their_chat, "--model"): "without a model both commands use the embedded pair",
+    (their_chat, "--seed"): "without a seed draws differ from run to run, as in mlx_lm.generate",
     (their_chat, "--prefill-step-size"): "on the CPU backend steps are smaller",
     (their_generate, "--prefill-step-size"): "on the CPU backend steps are smaller",
 }
@@ -134,6 +136,7 @@ def given_pair(monkeypatch, saved_pair):
     for module in PARSERS:
         monkeypatch.setattr(module, "find_pair", lambda *_, **__: sources)
     monkeypatch.setattr(build, "load_pair", lambda *_, **__: saved_pair)
+    monkeypatch.setattr(build, "pending_downloads", lambda _: [])
     return saved_pair
 
 
@@ -173,6 +176,7 @@ def record(monkeypatch, invoke, saved_pair):
         place = generate if module is generate else conversation
         monkeypatch.setattr(module, "find_pair", find)
         monkeypatch.setattr(build, "load_pair", load)
+        monkeypatch.setattr(build, "pending_downloads", lambda _: [])
         monkeypatch.setattr(build, "unpack", lambda *models: seen.update(unpacked=len(models)))
         monkeypatch.setattr(place, "stream_text", stream_text)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)

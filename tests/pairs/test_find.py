@@ -164,7 +164,7 @@ def test_the_command_prints_notes_before_weights_are_read(hub, invoke, monkeypat
         ({"num_target_layers": 9}, {}, "its `num_target_layers` is 9 but the target has 4"),
         ({"vocab_size": 5000}, {}, "its `vocab_size` is 5000 but the target's is 512"),
         ({}, {"block_size": 5}, "`block_size` is 5 but has to be from 1 to 4"),
-        ({}, {"verify_width": 1}, "`verify_width` is 1 but has to be from 2"),
+        ({}, {"verify_width": 0}, "`verify_width` is 0 but has to be from 1"),
         ({"quantization": {"bits": 4}}, {"draft_bits": 4}, "`bits` is 4 but has to be None"),
     ],
     ids=str,
