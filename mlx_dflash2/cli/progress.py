@@ -21,8 +21,10 @@ class Progress(tqdm):
     def __init__(self, iterable: Iterable[Any] | None = None, **kwargs: Any) -> None:
         self.prints_lines = not sys.stderr.isatty()
         self._printed = time.monotonic()
+        # Whether the last state stays to be read.
+        self._stays = kwargs.get("leave", True)
         if self.prints_lines:
-            kwargs |= {"mininterval": INTERVAL, "delay": INTERVAL, "leave": False, "ncols": 80}
+            kwargs |= {"mininterval": INTERVAL, "delay": INTERVAL, "leave": False}
         super().__init__(iterable, file=sys.stderr, **kwargs)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> Any:
@@ -34,6 +36,12 @@ class Progress(tqdm):
             self._printed = time.monotonic()
         # True would make `close` write a carriage return.
         return False
+
+    def close(self) -> None:
+        """Take the bar away, or leave its last state, as a line where lines are printed."""
+        if self.prints_lines and self._stays and not self.disable:
+            print(self, file=self.fp, flush=True)
+        super().close()
 
     def clear(self, nolock: bool = False) -> None:
         """Take the bar away for a moment; lines stay."""

@@ -184,9 +184,9 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         (["--draft-lm", "/no/such"], "/no/such"),
         (["--dflash1-model", "drafter"], "drafter is a DFlash 2."),
         (["--recall", "--max-tokens", "7"], "--max-tokens is 7 but has to be 8 or more"),
-        (["--seed", "-1"], "`seed` is -1 but has to be from 0"),
+        (["--seed", "-1"], "--seed is -1 but has to be from 0"),
         (["--temps", "-1"], "temp"),
-        (["--temps", "1", "--top-p", "2"], "top_p"),
+        (["--temps", "1", "--top-p", "2"], "--top-p"),
     ],
 )
 def test_refusals_take_one_line(folders, monkeypatch, arguments, part):

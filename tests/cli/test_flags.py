@@ -72,8 +72,8 @@ GENERATE = COMMON | {
     "--seed": (["7"], {"seed": 7}),
     "--verbose": (["False"], {"summary": False}),
 }
-# The conversation's draws go on from turn to turn, so its seed is set once.
-CHAT = COMMON | {"--seed": (["7"], {"global seed": 7})}
+# The draws go on from turn to turn, so the seed is set once, and a fixed width repeats them.
+CHAT = COMMON | {"--seed": (["7"], {"global seed": 7, "verify_width": 4})}
 FILES = {"--prompt-cache-file", "--save-prompt-cache"}
 # It acts before there is a parser; tests/blas has its tests.
 AT_START = {"--no-fast-blas"}
@@ -145,7 +145,7 @@ def record(monkeypatch, invoke, saved_pair):
     """Runs a command without its models; everything that it passes on."""
 
     def record(module, *args):
-        seen = {"unpacked": 0}
+        seen = {"unpacked": 0, "global seed": None}
         # Each run has its own wrapper: the command adds EOS tokens to it.
         tokenizer = TokenizerWrapper(saved_pair.tokenizer._tokenizer, eos_token_ids=[511])
 
