@@ -116,7 +116,7 @@ def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, saved_pai
     for args, message in (
         (["--model", other, *begin], f"--model is {other} but has to be {folders / DENSE}, as in"),
         (["--kv-bits", "8", "--kv-group-size", "32", *begin], "--kv-bits is 8 but has to be 4"),
-        (["--kv-bits", "4", *begin], "`kv_group_size` is 64 but has to be 32"),
+        (["--kv-bits", "4", *begin], "--kv-group-size is 64 but has to be 32"),
         (["--prompt-cache-file", nameless], "does not name its model"),
         (["--prompt-cache-file", tmp_path / "none.safetensors"], "There is no prompt cache"),
         (["--prompt-cache-file", broken], "broken.safetensors is not a prompt cache"),
