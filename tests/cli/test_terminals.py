@@ -187,3 +187,13 @@ def test_sigterm_ends_a_command(terminal):
     child.expect(pexpect.EOF)
     child.close()
     assert child.signalstatus == signal.SIGTERM
+
+
+def test_training_by_default_asks_first(terminal, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    child = terminal("train", models=False)
+    child.expect(r"Begin\? \[y/N\]")
+    assert "2000 prompts" in child.before and "folder drafter" in child.before
+    child.sendline("")
+    out, status = read_all(child)
+    assert status == 0 and "Traceback" not in out and not list(tmp_path.iterdir())
