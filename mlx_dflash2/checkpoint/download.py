@@ -56,7 +56,7 @@ def pending_download(source: Source, files: Sequence[str]) -> Download | None:
         )
     except (HfHubHTTPError, LocalEntryNotFoundError):
         return None
-    missing = [file.file_size for file in found if file.will_download]
+    missing = [file.file_size or 0 for file in found if file.will_download]
     if not missing:
         return None
     place = _existing(Path(constants.HF_HUB_CACHE))
