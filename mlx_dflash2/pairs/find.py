@@ -7,7 +7,7 @@ from typing import Any
 from .. import embedded
 from ..checkpoint.files import Source
 from ..checkpoint.load import DrafterSource, check_bits, find_drafter, find_target
-from ..decode.loop import check_widths
+from ..decode.checks import check_widths
 from ..drafter.args import DrafterArgs
 from ..drafter.fit import check_fit
 from ..targets.shape import TargetShape
