@@ -1,7 +1,8 @@
 """The `mlx_dflash2.benchmark` command."""
 
 import argparse
-import json
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,15 +19,17 @@ from ..cli.build import prefill_step_size, read_pair
 from ..cli.console import note
 from ..cli.progress import Progress
 from ..decode.sampling import check_seed, make_sampler
-from ..evaluation.machine import fingerprint
+from ..evaluation.machine import environment, fingerprint
 from ..evaluation.prompts import digest, encode, read_chats
 from ..pairs.find import find_pair
 from . import plots
 from .arms import BenchSettings, make_arms
-from .compare import compare, read
-from .measure import Bench
-from .report import markdown
-from .results import measure_all, models_of, prepare_drafters
+from .compare import compare
+from .file import FORMAT, KIND, read, unfinished, write
+from .measure import Bench, Sample
+from .report import report
+from .results import audits, figures, models_of, prepare_drafters
+from .tables import Part, markdown, terminal
 
 
 @contextmanager
@@ -70,19 +73,59 @@ def _measure(args: argparse.Namespace) -> None:
         drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
-    with _progress(bench.num_runs + len(arms)) as progress:
-        results = measure_all(bench, (args.recall_stride or 4) if args.recall else None, progress)
-    results["models"] = models_of(sources, args.dflash1_model, args.draft_lm)
-    results["prompts"] = {"sha256": digest(prompts), "count": len(prompts), "from": args.suites}
-    results["settings"] = asdict(settings) | {"trials": args.trials, "temps": args.temps}
-    results["settings"] |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
-    results["settings"] |= _model_changes(args)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    settings_of_all = asdict(settings) | {"trials": args.trials, "temps": args.temps}
+    settings_of_all |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
+    plan = {
+        "kind": KIND,
+        "format": FORMAT,
+        "environment": environment(),
+        "models": models_of(sources, args.dflash1_model, args.draft_lm),
+        "prompts": {"sha256": digest(prompts), "count": len(prompts), "from": args.suites},
+        "settings": settings_of_all | _model_changes(args) | {"arms": [a.label for a in arms]},
+    }
+    samples = [Sample(**run) for run in unfinished(args.json, plan)]
+    if samples:
+        note(f"Going on after {len(samples)} of {bench.num_runs} runs in {args.json}.")
+    results, stopped = _run(bench, plan, samples, args)
     if args.plots is not None:
         for file in plots.save(results, args.plots):
             note(f"wrote {file}")
-    print(markdown(results))
+    _print(report(results))
+    if stopped:
+        raise KeyboardInterrupt
+
+
+def _run(
+    bench: Bench, plan: dict[str, Any], samples: list[Sample], args: argparse.Namespace
+) -> tuple[dict[str, Any], bool]:
+    """Run what is left; return the results so far, and whether Ctrl-C stopped it."""
+
+    def save(samples: list[Sample]) -> dict[str, Any]:
+        results = plan | figures(bench, samples)
+        if args.json is not None:
+            write(args.json, results)
+        return results
+
+    with _progress(bench.num_runs + len(bench.arms)) as progress:
+        try:
+            bench.run(samples, progress, save)
+        except KeyboardInterrupt:
+            if not samples:
+                raise
+            return save(samples), True
+        stride = (args.recall_stride or 4) if args.recall else None
+        results = save(samples) | audits(bench, samples, stride, progress)
+    if args.json is not None:
+        write(args.json, results)
+    return results, False
+
+
+def _print(parts: list[Part]) -> None:
+    """Print a report: as Markdown, or on a terminal as wide as that is."""
+    if sys.stdout.isatty():
+        print(terminal(parts, shutil.get_terminal_size().columns))
+    else:
+        print(markdown(parts))
 
 
 def _model_changes(args: argparse.Namespace) -> dict[str, Any]:

@@ -34,7 +34,5 @@ def check_widths(trained: int, block_size: int | None, verify_width: int | None)
         )
     width = block if verify_width is None else verify_width
     if not 1 <= width <= block:
-        raise ValueError(
-            f"`verify_width` is {width} but has to be from 1 to the block of {block}."
-        )
+        raise ValueError(f"`verify_width` is {width} but has to be from 1 to the block of {block}.")
     return block, width
