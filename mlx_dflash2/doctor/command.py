@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..cli.arguments import add_draft_model_arguments
 from ..cli.console import note, run
+from ..cli.dense import FLAG, add_dense_argument, check_dense, unpack
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.start import add_blas_argument
 from ..evaluation.machine import chip_name, memory_size
@@ -73,6 +74,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     for title, options in _OPTIONS.items():
         add_options(parser.add_argument_group(title), options)
     add_draft_model_arguments(parser)
+    add_dense_argument(parser)
     add_blas_argument(parser)
     return parser
 
@@ -91,7 +93,9 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
     sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
     for text in sources.notes:
         note(text)
-    pair = load_pair(sources)
+    pair = load_pair(sources, lazy=args.dense)
+    if args.dense:
+        unpack(pair.drafter, pair.model)
     texts = []
     for prompt in encode(chats, pair.tokenizer):
         note(f"target writes: {prompt.suite}")
@@ -111,6 +115,9 @@ def _check(args: argparse.Namespace) -> None:
                 raise ValueError(f"{flag(name)} has no effect with --kernels.")
     _settle(args, TRACE, args.trace, "--trace")
     _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
+    if args.dense and not args.trace:
+        raise ValueError(f"{FLAG} has an effect only with --trace.")
+    check_dense(args)
     if args.draft_bits is not None and not (pair or args.trace):
         raise ValueError("--draft-bits has an effect only with a pair.")
     if args.json is not None and not args.json.absolute().parent.is_dir():
