@@ -1,3 +1,4 @@
+import shutil
 import sys
 
 import mlx.core as mx
@@ -41,7 +42,7 @@ def model_folders(tmp_path_factory):
     save_drafter(path / "drafter", drafter_config(block_size=4))
     (path / "empty").mkdir()
     (path / "config-only").mkdir()
-    (path / "config-only" / "config.json").write_text('{"model_type": "qwen3"}')
+    shutil.copy(path / "target" / "config.json", path / "config-only")
     return path
 
 

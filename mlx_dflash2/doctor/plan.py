@@ -7,16 +7,13 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
-from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
-from ..checkpoint.load import device_dtype, read_drafter
 from ..decode.defaults import PREFILL_STEP_SIZE
-from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..pairs.find import find_pair
 from ..pairs.known import known_target
+from ..pairs.load import load_pair
 from ..targets import Target, bind
 from .estimated_reads import (
     Reads,
@@ -130,17 +127,11 @@ def read_plan(
             f"The acceptance length is {length} but has to be from 1 to {block}, the drafter's "
             "block."
         )
-    drafter = read_drafter(sources.drafter, bits=draft_bits, dtype=device_dtype(), lazy=True)
-    folder = sources.target.fetch(DRAFTER_FILES)
-    # A damaged file is refused by name.
-    read_headers(weight_files(folder, "model*.safetensors"))
-    loaded, _ = load_model(folder, lazy=True)
-    target = bind(loaded)
-    check_fit(drafter.args, target.shape)
+    pair = load_pair(sources, lazy=True)
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    return Plan(target, drafter, device, length)
+    return Plan(bind(pair.model), pair.drafter, device, length)
 
 
 def report(plan: Plan, context: int, bandwidth: float | None, memory: int) -> Iterator[str]:

@@ -4,7 +4,9 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
 
+from ..checkpoint.files import CONFIG_FILES, resolve
 from ..cli.build import fit_to_tokenizer, generation_options, read_pair
 from ..cli.console import note, prefill_progress, streamed_answer
 from ..decode.cache_file import CacheFile, read_cache_file
@@ -30,7 +32,7 @@ def main(args: argparse.Namespace) -> None:
     model, saved, tokenizer_config = args.model, None, {}
     if args.prompt_cache_file:
         saved = read_cache_file(args.prompt_cache_file)
-        model = same_model(args.model, saved.metadata.get("model"))
+        model = same_model(args.model, saved)
         tokenizer_config = json.loads(saved.metadata.get("tokenizer_config", "{}"))
     sources = find_pair(
         model,
@@ -88,21 +90,34 @@ def _answer(
         note(stats.summary())
     if cache is not None and args.save_prompt_cache:
         config = json.dumps({"trust_remote_code": args.trust_remote_code})
-        cache.save(args.save_prompt_cache, {"model": pair.name, "tokenizer_config": config})
+        # The file may be used from another directory.
+        folder = Path(pair.name).expanduser()
+        name = str(folder.absolute()) if folder.is_dir() else pair.name
+        cache.save(args.save_prompt_cache, {"model": name, "tokenizer_config": config})
 
 
-def same_model(model: str | None, saved: str | None) -> str | None:
-    """Return the model that a prompt cache was made with.
+def same_model(model: str | None, saved: CacheFile) -> str:
+    """Return the model to go on with from a prompt cache.
 
     Args:
         model (str, optional): The model that is asked for.
-        saved (str, optional): The model that the prompt cache names.
+        saved (CacheFile): The prompt cache. Where it has a fingerprint, that decides later.
 
     Raises:
-        ValueError: if they differ, or neither is known.
+        ValueError: if the two differ, or neither is known.
     """
-    if model is None and saved is None:
+    named = saved.metadata.get("model")
+    if model is None and named is None:
         raise ValueError("The prompt cache does not name its model: give it with --model.")
-    if model is not None and saved is not None and model != saved:
-        raise ValueError(f"`model` is {model} but has to be {saved}, as in the prompt cache.")
-    return model if saved is None else saved
+    if model is not None and named is not None and saved.model is None:
+        if model != named and _folder(model) != _folder(named):
+            raise ValueError(f"`model` is {model} but has to be {named}, as in the prompt cache.")
+    return str(named if model is None else model)
+
+
+def _folder(model: str) -> Path | None:
+    """Find a model's folder, if it is on this disk."""
+    try:
+        return resolve(model, files=CONFIG_FILES).resolve()
+    except FileNotFoundError:
+        return None

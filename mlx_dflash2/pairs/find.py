@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import embedded
-from ..checkpoint.files import Source
-from ..checkpoint.load import DrafterSource, check_bits, find_drafter, find_target
+from ..checkpoint.load import DrafterSource, check_bits, find_drafter
+from ..checkpoint.target import TargetSource, find_target
 from ..decode.checks import check_widths
-from ..drafter.args import DrafterArgs
 from ..drafter.fit import check_fit
-from ..targets.shape import TargetShape
 from .known import default_drafter, mismatch_note
 
 
@@ -19,13 +16,13 @@ class PairSources:
     """A target and a drafter that fit each other, as far as their configs tell.
 
     Attributes:
-        target (Source): The target's folder and config.
+        target (TargetSource): The target's folder, config and shape.
         drafter (DrafterSource): The drafter's folder, config and args.
         draft_bits (int, optional): Bits to quantize the drafter to when it is read.
         notes (tuple of str): Lines that the user should see.
     """
 
-    target: Source
+    target: TargetSource
     drafter: DrafterSource
     draft_bits: int | None = None
     notes: tuple[str, ...] = ()
@@ -54,8 +51,8 @@ def find_pair(
     Raises:
         FileNotFoundError, NotADirectoryError: if there is no such model, or the package of the
             embedded target is not installed.
-        ValueError: if a model is of the wrong kind, no drafter is known for the target, the two
-            do not fit, or an option does not fit the drafter.
+        ValueError: if a model is of the wrong kind or not supported, no drafter is known for
+            the target, the two do not fit, or an option does not fit the drafter.
     """
     notes = []
     if model is None:
@@ -68,16 +65,7 @@ def find_pair(
     drafter = find_drafter(draft_model)
     check_bits(draft_bits, drafter)
     check_widths(drafter.args.block_size, block_size, verify_width)
-    _check_fit(drafter.args, target.config)
+    check_fit(drafter.args, target.shape)
     if (mismatch := mismatch_note(model, draft_model)) is not None:
         notes.append(f"warning: {mismatch}")
     return PairSources(target, drafter, draft_bits, tuple(notes))
-
-
-def _check_fit(args: DrafterArgs, config: dict[str, Any]) -> None:
-    try:
-        shape = TargetShape.from_config(config)
-    except ValueError:
-        # mlx-lm has defaults for fields that a config leaves out; the loaded model is checked.
-        return
-    check_fit(args, shape)

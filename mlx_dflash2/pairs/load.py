@@ -4,13 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from ..checkpoint.download import Download, pending_download
 from ..checkpoint.files import DRAFTER_FILES
-from ..checkpoint.load import device_dtype, read_drafter, read_target
+from ..checkpoint.load import device_dtype, read_drafter
+from ..checkpoint.target import read_target
 from ..drafter.model import Drafter
 from .find import PairSources
 
@@ -41,18 +43,22 @@ class Pair:
     drafter: Drafter
 
 
-def load_pair(sources: PairSources, **load_kwargs: Any) -> Pair:
-    """Read the weights of a pair.
+def load_pair(sources: PairSources, *, lazy: bool = False, **load_kwargs: Any) -> Pair:
+    """Read the weights of a pair, after all files of both have been checked.
 
     Args:
         sources (PairSources): From :func:`find_pair`.
+        lazy (bool): Leave the weights unread until they are needed. Default: ``False``.
         load_kwargs: For the target, as for :func:`mlx_dflash2.load`.
 
     Raises:
         FileNotFoundError: if a weight file is missing.
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
-    # The drafter is smaller: an error in its files shows before the target is read.
-    drafter = read_drafter(sources.drafter, bits=sources.draft_bits, dtype=device_dtype())
-    model, tokenizer, *_ = read_target(sources.target, **load_kwargs)
+    model, tokenizer, *_ = read_target(sources.target, lazy=True, **load_kwargs)
+    drafter = read_drafter(
+        sources.drafter, bits=sources.draft_bits, dtype=device_dtype(), lazy=lazy
+    )
+    if not lazy:
+        mx.eval(model.parameters())
     return Pair(sources.target.name, model, tokenizer, drafter)

@@ -336,7 +336,7 @@ def test_recall_of_short_answers_is_left_out_and_said(model):
 def test_a_draft_lm_of_other_tokens_is_refused(folders):
     other = SimpleNamespace(vocab_size=513)
     with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 508 tokens, .* 513; .*$"):
-        command._draft_lm(str(folders[0]), other)
+        command._draft_lm(SimpleNamespace(draft_lm=str(folders[0]), dense=False), other)
 
 
 def test_a_pass_of_mlx_lm_s_speculation_has_its_rows(model):

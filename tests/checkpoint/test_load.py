@@ -8,7 +8,8 @@ from support.drafters import V1, V2, block_of, random_weights, without
 from support.folders import LOADABLE, REFUSED, refused, same, sharded
 from support.saved_models import save_drafter, write_config
 
-from mlx_dflash2.checkpoint.load import is_drafter, load, load_drafter, read_drafter_args
+from mlx_dflash2.checkpoint.load import is_drafter, load_drafter, read_drafter_args
+from mlx_dflash2.checkpoint.target import load
 
 MUSE = V1 | dict(architectures=["MuseGlimmerAssistantModel"])
 

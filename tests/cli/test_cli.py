@@ -124,7 +124,6 @@ ERRORS = {
 
 # What mlx-lm or the tokenizer refuses is known once the models are loaded.
 AFTER_LOADING = (
-    "only a config",
     "adapter",
     "system prompt without template",
     "template argument",

@@ -16,7 +16,7 @@ from support.tiny import drafter_config
 
 from mlx_dflash2 import embedded
 from mlx_dflash2.checkpoint import files, load
-from mlx_dflash2.checkpoint.load import find_target
+from mlx_dflash2.checkpoint.target import find_target
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.pairs.find import find_pair
 from mlx_dflash2.pairs.load import load_pair
@@ -86,7 +86,7 @@ def test_all_files_are_of_the_commit_that_was_found(hub, monkeypatch):
     load_pair(find_pair(TARGET, DRAFTER))
     commit = find_target(TARGET).folder.name
     assert len(commit) == 40
-    assert asked[:4] == [(TARGET, None), (DRAFTER, None), (DRAFTER, commit), (TARGET, commit)]
+    assert asked[:4] == [(TARGET, None), (DRAFTER, None), (TARGET, commit), (DRAFTER, commit)]
 
 
 def test_a_cached_pair_needs_no_hub(folders, tmp_path, monkeypatch):
@@ -178,10 +178,14 @@ def test_what_does_not_fit_is_refused(hub, folders, tmp_path, changes, options, 
 
 def test_fields_that_a_config_leaves_out_are_left_to_mlx_lm(folders, tmp_path):
     """Such as those of Gemma 3, whose configs state only what differs from the defaults."""
+    sizes = {"hidden_size": 1152, "vocab_size": 262144, "num_target_layers": 26}
+    drafter = write_config(tmp_path / "drafter", drafter_config() | sizes)
+    target = write_config(tmp_path / "target", {"model_type": "gemma3_text"})
+    assert find_pair(target, drafter).target.config == {"model_type": "gemma3_text"}
     config = json.loads((folders[0] / "config.json").read_text())
     del config["vocab_size"]
-    write_config(tmp_path, config)
-    assert find_pair(tmp_path, folders[1]).target.config == config
+    with pytest.raises(ValueError, match=r"config.json cannot be read: .*'vocab_size'"):
+        find_pair(write_config(tmp_path, config), folders[1])
 
 
 def test_the_cpu_computes_in_float32_a_gpu_in_what_is_stored(monkeypatch):
