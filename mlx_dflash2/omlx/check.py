@@ -36,12 +36,9 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     from ..pairs.find import find_pair
 
     sources = find_pair(target, drafter)
-    args, config, drafter_config = (
-        sources.drafter.args,
-        sources.target.config,
-        sources.drafter.config,
-    )
-    model_type, found = str(config.get("model_type")), drafter_config.get("architectures") or []
+    args, config = sources.drafter.args, sources.target.config
+    model_type = str(config.get("model_type"))
+    found = sources.drafter.config.get("architectures") or []
     if "qwen" not in model_type and model_type not in _TARGET_TYPES.split(", "):
         allowed = f"a Qwen type, {_TARGET_TYPES}"
         raise ValueError(f"target model_type: found {model_type!r}, allowed: {allowed}")
@@ -58,7 +55,7 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     rows = (args.hidden_size, args.intermediate_size, attention, taps * args.hidden_size)
     stored, drafter_stored = (
         bool(side.get("quantization") or side.get("quantization_config"))
-        for side in (config, drafter_config)
+        for side in (config, sources.drafter.config)
     )
     return FittingPair(model_type, args.block_size, stored, drafter_stored, rows)
 
@@ -150,7 +147,7 @@ def status_row(
     """Tell of a model: DFlash, drafter, quantization, acceptance, and what is to do."""
     entry = models.get(target.model_id, {})
     if not entry.get("dflash_enabled"):
-        return target.model_id, "off", "", "", "", ""
+        return target.model_id, "off", "", "", "", (*refusals(entry), "")[0]
     problems, _ = check_settings(models, target, omlx, chip=chip, hashes=False)
     bits, group = (entry.get(f"dflash_draft_quant_{key}") for key in ("weight_bits", "group_size"))
     quant = f"{bits or 4} bits, group {group or 64}"

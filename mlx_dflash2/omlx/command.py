@@ -45,12 +45,7 @@ _FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("--draft-bits", "ea", "quantization at load; default: 4", {"choices": "2 4 8 none".split()}),
     ("--draft-group-size", "ea", "default: 64", {"type": int, "dest": "group_size"}),
     ("--draft-activation-bits", "ea", "default: by chip", {"type": int, "dest": "activation_bits"}),
-    (
-        "--block-size",
-        "ea",
-        "default: 5, or the drafter's own if nothing is quantized",
-        {"type": int},
-    ),
+    ("--block-size", "ea", "default: 5; the drafter's own if unquantized", {"type": int}),
     ("--verify-mode", "ea", "how oMLX verifies; default: dflash", {}),
     ("--max-ctx", "ea", "longest prompt for DFlash; default: no limit", {"type": int}),
     ("--set", "ea", "any other DFlash key, as KEY=JSON", _KEYS | {"metavar": "KEY=JSON"}),
@@ -188,10 +183,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"{path}: no model has DFlash on")
         omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
         drafter = find_drafter(args.draft_model) if args.draft_model else None
-        dirs = _model_dirs(args, base)
-        targets = [
-            find_target(k, dirs, args.model_id) for k in ([args.model] if args.model else on)
-        ]
+        dirs, wanted = _model_dirs(args, base), [args.model] if args.model else on
+        targets = [find_target(name, dirs, args.model_id) for name in wanted]
         names = [target.model_id for target in targets]
         for target in targets:
             problems, notes = check_settings(models, target, omlx, drafter=drafter, chip=chip)

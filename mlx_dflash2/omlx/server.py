@@ -83,7 +83,7 @@ class Admin:
             raw = response.read(_MAX_ANSWER)
             if response.length or response.read(1):
                 raise HTTPException("it is cut off, or longer than 8 MB")
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:
             late = isinstance(error, TimeoutError) or time.monotonic() - started >= seconds
             reason = f"not within {seconds:g} s" if late else str(error) or type(error).__name__
             raise ValueError(f"{self.url}{path}: no whole answer ({reason})") from None

@@ -213,9 +213,11 @@ def test_status_shows_all_models(run, base):
     data = json.loads(path.read_text())
     data["models"][MODEL]["dflash_draft_model"] = "/gone"
     data["models"]["not-on-this-disk"] = {"dflash_enabled": True}
+    data["models"]["lost"] = {"mtp_enabled": True, "vlm_mtp_enabled": True}
     path.write_text(json.dumps(data))
     rows = run("status")[1]
     assert "drafter: found '/gone', allowed: a folder" in rows and "not-on-this-disk" in rows
+    assert "vlm_mtp_enabled: found true, allowed: false beside mtp_enabled" in rows
 
 
 @pytest.mark.parametrize(

@@ -248,6 +248,13 @@ def test_urls_that_are_refused(url):
         server_answers(url)
 
 
+@pytest.mark.parametrize("url", [f"http://{'a' * 70}:1", "http://127.0.0.1:9/ü"])
+def test_urls_that_cannot_be_sent(url):
+    with pytest.raises(ValueError, match="no whole answer") as error:
+        Admin(url).models()
+    assert url in str(error.value) and not server_answers(url)
+
+
 def test_the_version_is_asked_without_a_key(server):
     server.version = "0.7.1rc2"
     assert Admin(server.url).version() == "0.7.1rc2"
