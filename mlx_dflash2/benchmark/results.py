@@ -1,4 +1,4 @@
-"""Measure a whole benchmark: runs, figures, parity, phases and recall, as one JSON object."""
+"""The parts of a benchmark's results: figures of the runs, parity, phases and recall."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -9,16 +9,15 @@ from ..checkpoint.files import resolve
 from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
-from ..evaluation.machine import environment, fingerprint
+from ..evaluation.machine import fingerprint
 from ..evaluation.parity import compare_tokens
 from ..evaluation.recall import recall_table
 from ..pairs.find import PairSources
 from ..pairs.known import model_name
 from .arms import PLAIN, Arm, lacks_selector
-from .compare import FORMAT, KIND
 from .measure import Bench, Sample
 from .phases import time_phases
-from .summary import by_suite, mean_of
+from .summary import by_arm, by_suite
 
 
 def prepare_drafters(
@@ -67,27 +66,36 @@ def models_of(
     }
 
 
-def measure_all(
-    bench: Bench, recall_stride: int | None, progress: Callable[[str], None] = lambda _: None
+def figures(bench: Bench, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the figures of the runs so far, by suite and of all."""
+    plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
+    return {
+        "complete": False,
+        "suites": by_suite(samples, plain_of),
+        "overall": by_arm(samples, plain_of),
+        "parity": {},
+        "phases": {},
+        "recall": {},
+        "samples": [asdict(sample) for sample in samples],
+    }
+
+
+def audits(
+    bench: Bench,
+    samples: Sequence[Sample],
+    recall_stride: int | None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run everything.
+    """Return what is measured once all runs are done: parity, phases and recall.
 
     Without ``recall_stride``, tokens from one anchor to the next on the greedy plain answers,
     there is no recall table. ``progress`` is called with a description before each step.
     """
-    samples = bench.run(progress)
-    plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
-    suites = by_suite(samples, plain_of)
     return {
-        "kind": KIND,
-        "format": FORMAT,
-        "environment": environment(),
-        "suites": suites,
-        "mean": mean_of(suites, samples, plain_of),
+        "complete": True,
         "parity": _parity(bench, samples, progress),
         "phases": _phases(bench, progress),
         "recall": {} if recall_stride is None else _recall(bench, samples, recall_stride, progress),
-        "samples": [asdict(sample) for sample in samples],
     }
 
 
