@@ -17,6 +17,7 @@ from ..checkpoint.files import resolve
 from ..checkpoint.load import read_drafter_args
 from ..cli.build import prefill_step_size, read_pair
 from ..cli.console import note
+from ..cli.dense import FLAG, unpack
 from ..cli.progress import Progress
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import environment, fingerprint
@@ -60,7 +61,12 @@ def _measure(args: argparse.Namespace) -> None:
     pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
     drafters = prepare_drafters(
-        pair.drafter, sources.drafter, args.draft_bits, args.dflash1_model, args.no_selector
+        pair.drafter,
+        sources.drafter,
+        args.draft_bits,
+        args.dflash1_model,
+        args.no_selector,
+        args.dense,
     )
     longest = max(drafter.block_size for drafter in drafters.values())
     if args.recall and args.max_tokens < longest:
@@ -68,7 +74,7 @@ def _measure(args: argparse.Namespace) -> None:
             f"--recall needs answers of a block: --max-tokens is {args.max_tokens} but has to be "
             f"{longest} or more."
         )
-    draft_lm = _draft_lm(args.draft_lm, pair.tokenizer) if args.draft_lm else None
+    draft_lm = _draft_lm(args, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
         drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
     )
@@ -140,14 +146,16 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _draft_lm(path: str, tokenizer: TokenizerWrapper) -> nn.Module:
+def _draft_lm(args: argparse.Namespace, tokenizer: TokenizerWrapper) -> nn.Module:
     """Read a draft model for mlx-lm's speculation. As in mlx-lm, its vocabulary has to match."""
-    model, own, *_ = mlx_lm.load(path)
+    model, own, *_ = mlx_lm.load(args.draft_lm, lazy=args.dense)
     if own.vocab_size != tokenizer.vocab_size:
         raise ValueError(
             f"--draft-lm: its tokenizer has {own.vocab_size} tokens, the target's "
             f"{tokenizer.vocab_size}; their ids do not mean the same."
         )
+    if args.dense:
+        unpack(model, flag=f"{FLAG}, --draft-lm")
     return model
 
 

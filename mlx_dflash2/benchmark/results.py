@@ -7,6 +7,7 @@ from typing import Any
 
 from ..checkpoint.files import resolve
 from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
+from ..cli.dense import FLAG, unpack
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
 from ..evaluation.machine import fingerprint
@@ -26,13 +27,14 @@ def prepare_drafters(
     bits: Sequence[int] = (),
     dflash1_model: str | None = None,
     no_selector: bool = False,
+    dense: bool = False,
 ) -> dict[str, Drafter]:
     """Make the drafters to compare, by the name of their arm.
 
     Args:
         drafter (Drafter): The pair's own, as it is stored.
         source (DrafterSource): Where it came from.
-        bits, dflash1_model, no_selector: Options of the command, for further drafters.
+        bits, dflash1_model, no_selector, dense: Options of the command, for further drafters.
 
     Raises:
         ValueError: if there is no selector to leave out.
@@ -43,7 +45,9 @@ def prepare_drafters(
         drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
     if dflash1_model is not None:
         other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
-        drafters[other] = load_drafter(dflash1_model, dtype=dtype)
+        drafters[other] = load_drafter(dflash1_model, dtype=dtype, lazy=dense)
+        if dense:
+            unpack(drafters[other], flag=f"{FLAG}, --dflash1-model")
     if no_selector:
         if not drafter.args.has_selector:
             raise ValueError("--no-selector: this drafter has no selector to leave out.")

@@ -21,7 +21,7 @@ from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
 from .rollback import Transaction, rows_at_once
-from .round import Round, aborting, blocks
+from .round import Ahead, Round, aborting, blocks
 from .sequence import Sequence
 from .session import DFlashPromptCache, open_session
 from .stats import Stats
@@ -76,6 +76,7 @@ class Loop:
         if adaptive and verify_width is None and self.verify_width > 1:
             self.controller = Controller(self.verify_width, start_width())
         self.round: Round | None = None
+        self._ahead: Ahead | None = None
         self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
 
@@ -173,7 +174,7 @@ class Loop:
         start = time.perf_counter()
         with mx.stream(self.stream):
             self.settle()
-            settled = time.perf_counter()
+            settled = time.perf_counter() - (self._ahead.seconds if self._ahead else 0.0)
             self.round = self._decide(self.launch(sequences, layers, budgets))
             self._passes += 1
             if self._passes % ROUNDS_PER_CLEAR == 0:
@@ -197,8 +198,43 @@ class Loop:
         """
         widths = self._widths(layers, budgets)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
-        proposals = self.drafting.propose(sequences, anchors, widths, lazy)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            proposals = self.drafting.propose(sequences, anchors, widths, lazy)
+        else:
+            proposals = [
+                proposal.first(width - 1) if width > 1 else Proposal.none()
+                for proposal, width in zip(ahead.proposals, widths, strict=True)
+            ]
         return self._verify(sequences, layers, blocks(anchors, proposals), proposals)
+
+    def draft_ahead(self, budgets: Rows[float]) -> None:
+        """Begin the next round's drafts, so that the drafter works while the caller does.
+
+        To be called when the last tokens of the round are about to be handed out. The target's
+        caches stay as they are, and a caller that stops here loses nothing but the drafts.
+
+        Args:
+            budgets (sequence): The most tokens to accept for each sequence after this round.
+        """
+        round_, most = self.round, min(self.verify_width, max(budgets))
+        if round_ is None or not self.drafts or most <= 1:
+            return
+        if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
+            return
+        start = time.perf_counter()
+        sequences, decisions = round_.sequences, round_.decisions
+        with mx.stream(self.stream):
+            anchors = mx.array([decision.tokens[-1] for decision in decisions], mx.uint32)
+            positions = [sequence.position for sequence in sequences]
+            self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
+            if self.drafts:
+                widths = [int(min(self.block_size, budget)) for budget in budgets]
+                proposals = self.drafting.propose(sequences, anchors, widths)
+                self._ahead = Ahead(proposals, time.perf_counter() - start)
+            # The next round may run on another thread.
+            mx.async_eval([sequence.context_state for sequence in sequences])
+        self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:
         """Keep the rows of the tokens that the round's sequences handed out.
@@ -224,8 +260,8 @@ class Loop:
             sequence.advance(decision)
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
-        if extend and self.drafts:
-            self.drafting.extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
+        if extend:
+            self._extend(round_, positions, keeps)
         self._lap(ACCEPT, [s.context_state for s in sequences], round_.states)
         round_.seconds += time.perf_counter() - start
         self._count(round_, answering)
@@ -282,6 +318,13 @@ class Loop:
             self.drafting.extend([sequence], chunk[None, first:], taps, [position + first], [kept])
         mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
         mx.clear_cache()
+
+    def _extend(self, round_: Round, positions: Rows[int], keeps: Rows[int]) -> None:
+        """Hand the kept rows to the drafter, once."""
+        if self.drafts and not round_.extended:
+            round_.extended = True
+            sequences, taps = round_.sequences, round_.out.taps
+            self.drafting.extend(sequences, round_.inputs, taps, positions, keeps)
 
     def _forward(
         self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False

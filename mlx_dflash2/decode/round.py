@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 from mlx_lm.models.cache import ArraysCache
@@ -21,7 +21,8 @@ class Round:
     """One target pass over a block of each sequence, and what keeps only some of its rows.
 
     ``inputs`` [B, W] are anchors and drafts, shorter blocks padded; ``logits`` [B, W, V] the
-    target's own; ``decisions`` one a sequence, once the round has been read.
+    target's own; ``decisions`` one a sequence, once the round has been read; ``extended`` tells
+    whether the drafter has its rows.
     """
 
     sequences: list[Sequence]
@@ -32,6 +33,7 @@ class Round:
     transaction: Transaction
     decisions: list[Decision] = field(default_factory=list)
     seconds: float = 0.0
+    extended: bool = False
 
     @property
     def width(self) -> int:
@@ -50,6 +52,13 @@ class Round:
             rows if 1 + p.tokens.size == rows.shape[0] else rows[: 1 + p.tokens.size]
             for rows, p in zip(self.logits, self.proposals, strict=True)
         ]
+
+
+class Ahead(NamedTuple):
+    """Drafts that were begun before their round, and the seconds that this took the host."""
+
+    proposals: list[Proposal]
+    seconds: float
 
 
 def blocks(anchors: mx.array, proposals: Rows[Proposal]) -> mx.array:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ..cli.console import note
+from ..cli.dense import check_dense, unpack
 from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
 from ..evaluation.prompts import encode, read_chats
@@ -35,7 +36,9 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
     sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
     for text in sources.notes:
         note(text)
-    pair = load_pair(sources)
+    pair = load_pair(sources, lazy=args.dense)
+    if args.dense:
+        unpack(pair.drafter, pair.model)
     texts = []
     for prompt in encode(chats, pair.tokenizer):
         note(f"target writes: {prompt.suite}")
@@ -46,6 +49,7 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
 
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
+    check_dense(args)
     if args.kernels:
         sys.exit(min(doctor_kernels(args.repeats), 1))
     if args.trace:

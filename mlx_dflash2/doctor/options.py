@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..cli.arguments import add_blas_argument, add_draft_model_arguments
+from ..cli.arguments import add_blas_argument, add_dense_argument, add_draft_model_arguments
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.parser import Parser
 
@@ -58,6 +58,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     for title, options in _OPTIONS.items():
         add_options(parser.add_argument_group(title), options)
     add_draft_model_arguments(parser)
+    add_dense_argument(parser)
     add_blas_argument(parser)
     return parser
 
@@ -80,6 +81,8 @@ def check(args: argparse.Namespace) -> None:
                 raise ValueError(f"{flag(name)} has no effect with --kernels.")
     _settle(args, TRACE, args.trace, "--trace")
     _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
+    if args.dense and not args.trace:
+        raise ValueError("--dense has an effect only with --trace.")
     if args.draft_bits is not None and not (pair or args.trace):
         raise ValueError("--draft-bits has an effect only with a pair.")
     if args.json is not None and not args.json.absolute().parent.is_dir():
