@@ -203,6 +203,8 @@ def _smallest_kernel() -> str | None:
         threadgroup=(1, 1, 1),
         output_shapes=[(1,)],
         output_dtypes=[mx.float32],
+        # Without one MLX takes the GPU's, also where the CPU is the default device.
+        stream=mx.default_stream(mx.default_device()),
     )
     return None if out.tolist() == [1.0] else f"a kernel that returns 1.0 returned {out.tolist()}"
 

@@ -65,8 +65,9 @@ class BenchKernel:
         threadgroup: tuple[int, int, int],
         template: list[tuple] | None = None,
         init_value: float | None = None,
+        stream: mx.Stream | None = None,
     ) -> list[mx.array]:
-        """Compile for these inputs and run.
+        """Compile for these inputs and run; there is one GPU, whatever the ``stream``.
 
         Errors: :class:`MetalError` with all findings.
         """
