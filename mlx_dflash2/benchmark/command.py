@@ -15,7 +15,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tqdm import tqdm
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import read_drafter_args
+from ..checkpoint.load import UNQUANTIZED, read_drafter_args
 from ..cli.arguments import add_draft_model_argument, add_model_arguments
 from ..cli.build import read_pair
 from ..cli.console import note, run
@@ -103,7 +103,7 @@ def _command(args: argparse.Namespace) -> None:
     settings = _check(args)
     chats = read_chats(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantized ones are further arms.
-    sources = find_pair(args.model, args.draft_model)
+    sources = find_pair(args.model, args.draft_model, draft_bits=UNQUANTIZED)
     pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
     drafters = prepare_drafters(

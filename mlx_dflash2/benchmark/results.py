@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
+from ..checkpoint.load import UNQUANTIZED, DrafterSource, device_dtype, load_drafter, read_drafter
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
 from ..evaluation.machine import environment, fingerprint
@@ -44,7 +44,7 @@ def prepare_drafters(
         drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
     if dflash1_model is not None:
         other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
-        drafters[other] = load_drafter(dflash1_model, dtype=dtype)
+        drafters[other] = load_drafter(dflash1_model, bits=UNQUANTIZED, dtype=dtype)
     if no_selector:
         if not drafter.args.has_selector:
             raise ValueError("--no-selector: this drafter has no selector to leave out.")

@@ -56,7 +56,7 @@ _OPTIONS = {
     "whether the Metal kernels are right": (
         Option("kernels", bool, False, None, "Check and time every Metal kernel"),
         Option("repeats", int, None, _AT_LEAST_1,
-            f"Launches to time (default: {DEFAULT_REPEATS})"),
+            f"Calls to time, one after the other (default: {DEFAULT_REPEATS})"),
     ),
 }
 # fmt: on

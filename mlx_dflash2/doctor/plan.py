@@ -10,7 +10,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.utils import load_model
 
 from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
-from ..checkpoint.load import device_dtype, read_drafter
+from ..checkpoint.load import bits_at_load, device_dtype, read_drafter
 from ..decode.defaults import PREFILL_STEP_SIZE
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
@@ -130,7 +130,8 @@ def read_plan(
             f"The acceptance length is {length} but has to be from 1 to {block}, the drafter's "
             "block."
         )
-    drafter = read_drafter(sources.drafter, bits=draft_bits, dtype=device_dtype(), lazy=True)
+    bits = bits_at_load(draft_bits, sources.drafter)
+    drafter = read_drafter(sources.drafter, bits=bits, dtype=device_dtype(), lazy=True)
     folder = sources.target.fetch(DRAFTER_FILES)
     # A damaged file is refused by name.
     read_headers(weight_files(folder, "model*.safetensors"))

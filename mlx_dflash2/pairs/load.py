@@ -6,7 +6,7 @@ from typing import Any
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..checkpoint.load import device_dtype, read_drafter, read_target
+from ..checkpoint.load import bits_at_load, device_dtype, read_drafter, read_target
 from ..drafter.model import Drafter
 from .find import PairSources
 
@@ -33,6 +33,7 @@ def load_pair(sources: PairSources, **load_kwargs: Any) -> Pair:
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
     # The drafter is smaller: an error in its files shows before the target is read.
-    drafter = read_drafter(sources.drafter, bits=sources.draft_bits, dtype=device_dtype())
+    bits = bits_at_load(sources.draft_bits, sources.drafter)
+    drafter = read_drafter(sources.drafter, bits=bits, dtype=device_dtype())
     model, tokenizer, *_ = read_target(sources.target, **load_kwargs)
     return Pair(sources.target.name, model, tokenizer, drafter)
