@@ -29,7 +29,7 @@ def time_phases(
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
         the building of its graph; host is what passes between rounds.
     """
-    with wired_limit(model, [generation_stream]):
+    with wired_limit(model):
         return _time_phases(model, arm, drafter, prompt, settings)
 
 

@@ -4,7 +4,7 @@
 takes the kernel where a launch has shown that it runs.
 """
 
-from ._common import PlainFormWarning, active_kernels
+from ._common import PlainFormWarning, active_kernels, first_time
 from .gated_delta_verify import gated_delta_verify
 from .grouped_conv import grouped_conv
 from .grouped_conv_norm import grouped_conv_norm
@@ -16,6 +16,7 @@ from .top_k import top_k
 __all__ = [
     "PlainFormWarning",
     "active_kernels",
+    "first_time",
     "gated_delta_verify",
     "grouped_conv",
     "grouped_conv_norm",

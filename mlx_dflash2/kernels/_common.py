@@ -51,6 +51,7 @@ class KernelSet:
 
     def __init__(self) -> None:
         self._reasons: dict[tuple, str | None] = {}
+        self._seen: set[tuple] = set()
 
     @cached_property
     def unavailable(self) -> str | None:
@@ -68,6 +69,12 @@ class KernelSet:
             if self._reasons[key] and not self.unavailable:
                 _warn(f"The plain MLX form of the kernel {name} is used: {self._reasons[key]}")
         return self._reasons[key] is None
+
+    def first_time(self, key: tuple) -> bool:
+        """Tell whether this is the first call with a key."""
+        first = key not in self._seen
+        self._seen.add(key)
+        return first
 
     def active(self) -> dict[str, str]:
         """Return the form in use by kernel: ``"metal"``, or ``"plain: "`` and the reason."""
@@ -128,6 +135,11 @@ LIBRARY = KernelLibrary()
 def active_kernels() -> dict[str, str]:
     """The form that runs on the default device for each kernel used so far, by name."""
     return LIBRARY.on(str(mx.default_device())).active()
+
+
+def first_time(key: tuple) -> bool:
+    """Tell whether something is done for the first time on the default device."""
+    return LIBRARY.on(str(mx.default_device())).first_time(key)
 
 
 class Probe(NamedTuple):
