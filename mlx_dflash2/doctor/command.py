@@ -78,9 +78,8 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
-    pair = (args.model, args.draft_model, args.draft_bits)
-    found = plan.read_plan(*pair, args.acceptance_length)
-    chip = find_chip(chip_name())
+    pair, chip = (args.model, args.draft_model, args.draft_bits), find_chip(chip_name())
+    found = plan.read_plan(*pair, args.acceptance_length, chip)
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = int(mx.device_info().get("max_recommended_working_set_size", 0)) or memory_size()
     return plan.report(found, args.context, bandwidth, memory)
