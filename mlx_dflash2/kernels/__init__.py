@@ -11,6 +11,7 @@ from .grouped_conv_norm import grouped_conv_norm
 from .pair_score import pair_score
 from .pair_walk import pair_walk
 from .path_walk import path_walk
+from .qmm_rows import qmm_rows
 from .top_k import top_k
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "pair_score",
     "pair_walk",
     "path_walk",
+    "qmm_rows",
     "top_k",
 ]
