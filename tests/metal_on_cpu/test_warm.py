@@ -44,7 +44,7 @@ def test_rounds_try_no_kernel(bench, monkeypatch):
     loop, judge = bind(drafter)
     assert set(active_kernels().values()) == {"metal"} and len(active_kernels()) == 5
     assert loop.stats.rounds == loop.stats.prefills == 0
-    monkeypatch.setattr(_common, "_disagreement", None)
+    monkeypatch.setattr(_common, "disagreement", None)
     sequence = loop.open(judge)
     decision = loop.prefill(sequence, mx.arange(9), 512)
     decision.taken = 1
