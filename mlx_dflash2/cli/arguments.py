@@ -42,6 +42,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="Add tokens to the list of EOS tokens that stop generation.",
     )
+    parser.add_argument(
+        "--no-kernels",
+        action="store_true",
+        help="Use none of this package's Metal kernels, only MLX's own",
+    )
     add_dense_argument(parser)
     add_blas_argument(parser)
 

@@ -19,9 +19,9 @@ from ..evaluation.prompts import encode, read_chats
 from ..evaluation.teacher_forced import write_text
 from ..pairs.find import find_pair
 from ..pairs.load import load_pair
-from . import environment, plan
+from . import environment, plan, race
 from .chips import find_chip
-from .kernels import DEFAULT_REPEATS, doctor_kernels
+from .kernels import DEFAULT_REPEATS, doctor_kernels, why_no_kernels
 from .repairs import likely_masks
 from .trace import DEFAULT_ANCHORS, bisect
 
@@ -53,8 +53,10 @@ _OPTIONS = {
         Option("anchors", int, None, _AT_LEAST_1,
             f"The most places to draft from (default: {DEFAULT_ANCHORS})"),
     ),
-    "whether the Metal kernels are right": (
+    "whether the Metal kernels are right, and pay": (
         Option("kernels", bool, False, None, "Check and time every Metal kernel"),
+        Option("race", bool, False, None,
+            "Race the kernel for few rows against MLX's own product, on a pair's weights"),
         Option("repeats", int, None, _AT_LEAST_1,
             f"Calls to time, one after the other (default: {DEFAULT_REPEATS})"),
     ),
@@ -99,18 +101,29 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
     return bisect(pair.model, pair.drafter, texts, masks, args.anchors, note).lines()
 
 
+def _race(args: argparse.Namespace) -> Iterator[str]:
+    if (reason := why_no_kernels()) is not None:
+        raise ValueError(f"No Metal kernel runs on this machine: {reason}")
+    sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
+    return race.table(race.race_pair(load_pair(sources)))
+
+
 def _check(args: argparse.Namespace) -> None:
     """Refuse options without effect or out of range, and fill in the defaults of the others."""
     check_ranges(args, (option for group in _OPTIONS.values() for option in group))
     pair = args.model is not None or args.draft_model is not None
     _settle(args, KERNELS, args.kernels, "--kernels")
-    if args.kernels:
-        for name in ("model", "draft_model", "json", "trace"):
-            if getattr(args, name):
-                raise ValueError(f"{flag(name)} has no effect with --kernels.")
+    for mode, others in (
+        ("kernels", ("model", "draft_model", "json", "trace", "race")),
+        ("race", ("trace",)),
+    ):
+        for name in others:
+            if getattr(args, mode) and getattr(args, name):
+                raise ValueError(f"{flag(name)} has no effect with {flag(mode)}.")
     _settle(args, TRACE, args.trace, "--trace")
-    _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
-    if args.draft_bits is not None and not (pair or args.trace):
+    plans = pair and not args.trace and not args.race
+    _settle(args, PLAN, plans, "a pair and without --trace or --race")
+    if args.draft_bits is not None and not (pair or args.trace or args.race):
         raise ValueError("--draft-bits has an effect only with a pair.")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
@@ -130,6 +143,8 @@ def _command(args: argparse.Namespace) -> None:
         sys.exit(min(doctor_kernels(args.repeats), 1))
     if args.trace:
         found = _trace(args)
+    elif args.race:
+        found = _race(args)
     else:
         found = environment.report() if args.model is args.draft_model is None else _plan(args)
     lines = []

@@ -4,7 +4,7 @@
 takes the kernel where a launch has shown that it runs.
 """
 
-from ._common import PlainFormWarning, active_kernels, first_time
+from ._common import PlainFormWarning, active_kernels, first_time, switch_off
 from .gated_delta_verify import gated_delta_verify
 from .grouped_conv import grouped_conv
 from .grouped_conv_norm import grouped_conv_norm
@@ -25,5 +25,6 @@ __all__ = [
     "pair_walk",
     "path_walk",
     "qmm_rows",
+    "switch_off",
     "top_k",
 ]

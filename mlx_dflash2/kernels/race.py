@@ -222,12 +222,19 @@ def write_race(race: Race, file: Path, key: str) -> None:
 
 def race_here(
     models: Sequence[nn.Module], most_rows: int, say: Callable[[str], None] | None = None
-) -> Race:
-    """Race a pair on the default device, unless its results are known; see :meth:`Race.run`."""
+) -> Race | None:
+    """Race a pair on the default device, unless its results are known; see :meth:`Race.run`.
+
+    Returns:
+        Race: All results of the device; ``None`` if it is no GPU, or runs no kernel.
+    """
     kernels, key = LIBRARY.on(str(mx.default_device())), device_key()
+    if mx.default_device() != mx.gpu or kernels.unavailable:
+        return None
     if kernels.race is None:
         kernels.race = read_race(race_file(), key)
-    race, before = kernels.race, len(kernels.race.results)
+    race: Race = kernels.race
+    before = len(race.results)
     race.run(models, most_rows, say)
     if len(race.results) > before:
         write_race(race, race_file(), key)
@@ -241,7 +248,5 @@ def faster(models: Sequence[nn.Module], most_rows: int) -> list[nn.Module]:
         models (sequence of nn.Module): Target and drafter.
         most_rows (int): The most rows of a pass.
     """
-    if mx.default_device() != mx.gpu or LIBRARY.on(str(mx.default_device())).unavailable:
-        return list(models)
     race = race_here(models, most_rows)
-    return [shadow(model, race.rows_of) for model in models]
+    return list(models) if race is None else [shadow(model, race.rows_of) for model in models]
