@@ -26,20 +26,24 @@
     }
     for (uint k = (group * KL + k_lane) * PER; k < K; k += S * KL * PER) {
         uint4 packed[ROWS];
-        float scale[ROWS];
+        // For a weight that stays where it is in its word, so that none has to be shifted.
+        float scale[ROWS][EACH];
         float bias[ROWS];
         for (int r = 0; r < ROWS; ++r) {
             const size_t row = min(tile + first + r, N - 1);
             packed[r] = *(const device uint4*)(w + row * (K / EACH) + k / EACH);
-            scale[r] = static_cast<float>(scales[row * (K / GS) + k / GS]);
+            scale[r][0] = static_cast<float>(scales[row * (K / GS) + k / GS]);
+            for (uint j = 1; j < EACH; ++j) {
+                scale[r][j] = scale[r][j - 1] * (1.0f / (1 << BITS));
+            }
             bias[r] = static_cast<float>(biases[row * (K / GS) + k / GS]);
         }
         for (uint word = 0; word < 4; ++word) {
             float weight[ROWS][EACH];
             for (int r = 0; r < ROWS; ++r) {
                 for (uint j = 0; j < EACH; ++j) {
-                    const uint q = (packed[r][word] >> (BITS * j)) & ((1u << BITS) - 1);
-                    weight[r][j] = fma(static_cast<float>(q), scale[r], bias[r]);
+                    const uint q = packed[r][word] & (((1u << BITS) - 1) << (BITS * j));
+                    weight[r][j] = fma(static_cast<float>(q), scale[r][j], bias[r]);
                 }
             }
             for (int m = 0; m < M; ++m) {
@@ -61,12 +65,15 @@
     threadgroup float sums[S * TILE * M];
     for (int r = 0; r < ROWS; ++r) {
         for (int m = 0; m < M; ++m) {
-            float sum = acc[r][m];
             for (ushort step = 1; step < KL; step <<= 1) {
-                sum += simd_shuffle_xor(sum, step);
+                acc[r][m] += simd_shuffle_xor(acc[r][m], step);
             }
-            if (k_lane == 0) {
-                sums[(group * TILE + first + r) * M + m] = sum;
+        }
+    }
+    if (k_lane == 0) {
+        for (int r = 0; r < ROWS; ++r) {
+            for (int m = 0; m < M; ++m) {
+                sums[(group * TILE + first + r) * M + m] = acc[r][m];
             }
         }
     }

@@ -11,8 +11,8 @@ BITS, GROUP_SIZES = (4, 8), (32, 64, 128)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 # Weight rows that the lanes of a simdgroup hold along N, and lanes along K.
 _ACROSS, _ALONG = 4, 8
-# With fewer weight rows than this the GPU is not full unless more simdgroups share K.
-_FEW = 1024
+# Up to so many weight rows the GPU is not full unless so many simdgroups share K.
+_SHARES = ((1024, 8), (8192, 4))
 
 
 class Packed(NamedTuple):
@@ -79,7 +79,7 @@ def _shape(rows: int, size: int, width: int, bits: int) -> tuple[int, int]:
     # Sums and weights of a lane have to fit into its registers.
     held = 4 if rows <= MAX_ROWS // 2 else 2
     steps = -(-width // (_ALONG * 128 // bits))
-    shares = 8 if size <= _FEW else 4
+    shares = next((shares for most, shares in _SHARES if size <= most), 2)
     while shares > steps:
         shares //= 2
     return held, shares
@@ -96,8 +96,8 @@ def _probe(x: mx.array, matrix: Packed) -> Probe | None:
     held, shares = _shape(rows, weight.shape[0], width, bits)
 
     def example() -> tuple:
-        # All simdgroups have a part of K, the last threadgroup has rows too many.
-        size = (_FEW + 1) if shares == 4 else _ACROSS * held + 1
+        # All simdgroups have a part of K, no more of them, and the last threadgroup rows too many.
+        size = _ACROSS * held + 1
         width = (shares - 1) * _ALONG * 128 // bits + group_size
         packed = mx.quantize(pattern((size, width)), group_size=group_size, bits=bits)
         levels = (part.astype(x.dtype) for part in packed[1:])
