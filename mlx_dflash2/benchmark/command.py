@@ -14,7 +14,7 @@ import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import read_drafter_args
+from ..checkpoint.load import UNQUANTIZED, read_drafter_args
 from ..cli.build import prefill_step_size, read_pair
 from ..cli.console import note
 from ..cli.dense import FLAG, unpack
@@ -57,7 +57,9 @@ def _measure(args: argparse.Namespace) -> None:
     settings = _check(args)
     chats = read_chats(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantized ones are further arms.
-    sources = find_pair(args.model, args.draft_model, revision=args.revision)
+    sources = find_pair(
+        args.model, args.draft_model, revision=args.revision, draft_bits=UNQUANTIZED
+    )
     pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
     drafters = prepare_drafters(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate import generation_stream
+from mlx_lm.generate import generation_stream, wired_limit
 
 from ..decode.clock import Clock
 from ..decode.judge import Judge
@@ -29,6 +29,13 @@ def time_phases(
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
         the building of its graph; host is what passes between rounds.
     """
+    with wired_limit(model):
+        return _time_phases(model, arm, drafter, prompt, settings)
+
+
+def _time_phases(
+    model: nn.Module, arm: Arm, drafter: Drafter, prompt: Sequence[int], settings: BenchSettings
+) -> dict[str, float]:
     clock, stats = Clock(), Stats()
     sampler = None
     if arm.temperature > 0:

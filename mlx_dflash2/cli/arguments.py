@@ -48,6 +48,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="Add tokens to the list of EOS tokens that stop generation.",
     )
+    group.add_argument(
+        "--no-kernels",
+        action="store_true",
+        help="Use none of this package's Metal kernels, only MLX's own",
+    )
     add_dense_argument(group)
     add_blas_argument(group)
 
@@ -134,9 +139,10 @@ def add_draft_model_arguments(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--draft-bits",
         type=int,
-        choices=(4, 8),
+        choices=(4, 8, 16),
         default=None,
-        help="Quantize the drafter's large matrices when it is loaded",
+        help="Quantize the drafter's large matrices when it is loaded; 16 leaves them as they are "
+        "stored (default: 4 on a GPU, 16 on the CPU)",
     )
 
 

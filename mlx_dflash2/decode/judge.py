@@ -134,6 +134,11 @@ class Judge:
                 return f"the logits processor {name}"
         return "the sampler" if self.rule == COUPLED else None
 
+    @property
+    def lasting(self) -> list[mx.array]:
+        """What outlives a round: the next may run on another thread, so it is evaluated here."""
+        return [] if self.key is None else [self.key]
+
     def draft_key(self) -> mx.array | None:
         """This round's key for the drafter's walk; ``None`` where it takes the best step."""
         return None if self.key is None else self._round_keys(self.key)[0]
@@ -142,7 +147,6 @@ class Judge:
         """Independent keys for one round's draft, filter, acceptance and draw."""
         if self._keys is None:
             self.key, *self._keys = mx.random.split(key, 5)
-            mx.async_eval(self.key, self._keys)
         return self._keys
 
     def at_once(
@@ -202,7 +206,7 @@ class Judge:
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
-        mx.eval(logprobs)
+        mx.eval(logprobs, self.lasting)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
@@ -251,7 +255,11 @@ def decide_all(
     if waiting:
         # The round's one host read.
         rows = mx.concatenate([host for host, _ in waiting.values()])
-        mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
+        mx.eval(
+            rows,
+            [logprobs for _, logprobs in waiting.values()],
+            [judges[index].lasting for index in waiting],
+        )
         numbers = iter(integers(rows))
         for index, (host, logprobs) in waiting.items():
             num_accepted, finite, target_finite, *tokens = islice(numbers, host.size)

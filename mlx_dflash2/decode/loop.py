@@ -11,6 +11,7 @@ import mlx.nn as nn
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
+from ..kernels.race import faster
 from ..targets import Forward, bind
 from .checks import check_ids, check_widths
 from .clock import ACCEPT, HOST, VERIFY, Clock
@@ -62,12 +63,16 @@ class Loop:
         adaptive: bool = True,
         clock: Clock | None = None,
     ):
-        self.model, self.target, self.proposer = model, bind(model), draft_model
+        self.model, self.draft_model, self.target = model, draft_model, bind(model)
         if isinstance(draft_model, Drafter):
             check_fit(draft_model.args, self.target.shape)
         self.block_size, self.verify_width = check_widths(
             draft_model.block_size, block_size, verify_width
         )
+        # What computes few rows faster; the caller's own models stay what they are.
+        models = [model, draft_model] if isinstance(draft_model, Drafter) else [model]
+        shadow, *drafter = faster(models, self.block_size)
+        self.target, self.proposer = bind(shadow), drafter[0] if drafter else draft_model
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
         self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
@@ -108,7 +113,7 @@ class Loop:
         judge.check_vocabulary(self.target.vocab_size)
         self.stats.cached_tokens += len(session)
         self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
-        return Sequence(session, judge, session.context_for(self.proposer))
+        return Sequence(session, judge, session.context_for(self.draft_model))
 
     def prefill(
         self,

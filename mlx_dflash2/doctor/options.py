@@ -9,7 +9,7 @@ from ..cli.arguments import add_blas_argument, add_dense_argument, add_draft_mod
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.parser import Parser
 
-DEFAULT_ANCHORS, DEFAULT_REPEATS = 120, 20
+DEFAULT_ANCHORS, DEFAULT_REPEATS = 120, 64
 # Options that have an effect only in one way of use, with their defaults.
 PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
 KERNELS = {"repeats": DEFAULT_REPEATS}
@@ -38,10 +38,12 @@ _OPTIONS = {
         Option("anchors", int, None, _AT_LEAST_1,
             f"The most places to draft from (default: {DEFAULT_ANCHORS})"),
     ),
-    "whether the Metal kernels are right": (
+    "whether the Metal kernels are right, and pay": (
         Option("kernels", bool, False, None, "Check and time every Metal kernel"),
+        Option("race", bool, False, None,
+            "Race the kernel for few rows against MLX's own product, on a pair's weights"),
         Option("repeats", int, None, _AT_LEAST_1,
-            f"Launches to time (default: {DEFAULT_REPEATS})"),
+            f"Calls to time, one after the other (default: {DEFAULT_REPEATS})"),
     ),
 }
 # fmt: on
@@ -75,15 +77,19 @@ def check(args: argparse.Namespace) -> None:
     check_ranges(args, (option for group in _OPTIONS.values() for option in group))
     pair = args.model is not None or args.draft_model is not None
     _settle(args, KERNELS, args.kernels, "--kernels")
-    if args.kernels:
-        for name in ("model", "draft_model", "json", "trace"):
-            if getattr(args, name):
-                raise ValueError(f"{flag(name)} has no effect with --kernels.")
+    for mode, others in (
+        ("kernels", ("model", "draft_model", "json", "trace", "race")),
+        ("race", ("trace",)),
+    ):
+        for name in others:
+            if getattr(args, mode) and getattr(args, name):
+                raise ValueError(f"{flag(name)} has no effect with {flag(mode)}.")
     _settle(args, TRACE, args.trace, "--trace")
-    _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
+    plans = pair and not args.trace and not args.race
+    _settle(args, PLAN, plans, "a pair and without --trace or --race")
     if args.dense and not args.trace:
         raise ValueError("--dense has an effect only with --trace.")
-    if args.draft_bits is not None and not (pair or args.trace):
+    if args.draft_bits is not None and not (pair or args.trace or args.race):
         raise ValueError("--draft-bits has an effect only with a pair.")
     if args.json is not None and not args.json.absolute().parent.is_dir():
         raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")

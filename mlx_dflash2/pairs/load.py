@@ -11,7 +11,7 @@ from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from ..checkpoint.download import Download, pending_download
 from ..checkpoint.files import DRAFTER_FILES
-from ..checkpoint.load import device_dtype, read_drafter
+from ..checkpoint.load import bits_at_load, device_dtype, read_drafter
 from ..checkpoint.target import read_target
 from ..drafter.model import Drafter
 from .find import PairSources
@@ -56,9 +56,8 @@ def load_pair(sources: PairSources, *, lazy: bool = False, **load_kwargs: Any) -
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
     model, tokenizer, *_ = read_target(sources.target, lazy=True, **load_kwargs)
-    drafter = read_drafter(
-        sources.drafter, bits=sources.draft_bits, dtype=device_dtype(), lazy=lazy
-    )
+    bits = bits_at_load(sources.draft_bits, sources.drafter)
+    drafter = read_drafter(sources.drafter, bits=bits, dtype=device_dtype(), lazy=lazy)
     if not lazy:
         mx.eval(model.parameters())
     return Pair(sources.target.name, model, tokenizer, drafter)

@@ -93,6 +93,9 @@ def test_pairs_that_do_not_fit_are_refused_in_one_line(folders, monkeypatch, cap
         (["--kernels", "--trace"], "--trace has no effect with --kernels"),
         (["--trace", "--context", "9"], "--context has an effect only with a pair"),
         (["--trace", "--anchors", "0"], "--anchors is 0"),
+        (["--race", "--trace"], "--trace has no effect with --race"),
+        (["--kernels", "--race"], "--race has no effect with --kernels"),
+        (["--race", "--context", "9"], "--context has an effect only with a pair"),
         (["--draft-model", "{}", "--model", "{}", "--acceptance-length", "9"], "from 1 to 8"),
     ],
 )
