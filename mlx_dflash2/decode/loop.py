@@ -12,6 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache
 
+from ..copies import without_copies
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
@@ -66,7 +67,8 @@ class Loop:
         stats (Stats): Filled while decoding.
         kv_quantization (KVQuantization): When to quantize the target's caches.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
-        verify_width (int, optional): Rows that the target verifies. Default: the block's.
+        verify_width (int, optional): Rows that the target verifies. Default: all that the
+            drafter, or copies, may give.
         clock (Clock, optional): Takes the time of each phase, and makes each one wait.
 
     Raises:
@@ -86,14 +88,18 @@ class Loop:
         clock: Clock | None = None,
     ):
         self.model, self.target, self.proposer = model, bind(model), draft_model
-        if isinstance(draft_model, Drafter):
-            check_fit(draft_model.args, self.target.shape)
+        drafter = without_copies(draft_model)
+        if isinstance(drafter, Drafter):
+            check_fit(drafter.args, self.target.shape)
         self.block_size, self.verify_width = check_widths(
-            draft_model.block_size, block_size, verify_width
+            draft_model.block_size,
+            block_size,
+            verify_width,
+            getattr(draft_model, "max_drafts", 0),
         )
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
-        self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
+        self.guard = DraftGuard(stats, own=drafter is None or isinstance(drafter, Drafter))
         self.round: Round | None = None
         self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
@@ -162,8 +168,7 @@ class Loop:
             if sequence.judge.processors:
                 sequence.history = history
             last = prompt[-1:]
-            # Only a conversation needs the number itself.
-            sequence.anchor = integer(last) if sequence.session.keeps_tokens else None
+            sequence.anchor = integer(last) if sequence.keeps_tokens else None
             proposals = [Proposal.none()]
             self.round = self._decide(
                 self._verify([sequence], sequence.caches, last[None], proposals)
@@ -201,7 +206,7 @@ class Loop:
         """Build a round's graph up to the target's logits; see :meth:`next_round`."""
         widths = self._widths(layers, budgets)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
-        proposals = self._propose(sequences, anchors, widths)
+        proposals = self._propose(sequences, widths)
         return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
 
     def settle(self, extend: bool = True) -> None:
@@ -223,14 +228,14 @@ class Loop:
             raise
         positions = [sequence.position for sequence in sequences]
         answering = [sequence.answering for sequence in sequences]
-        for sequence, decision in zip(sequences, decisions, strict=True):
-            sequence.advance(decision)
+        rows = [s.advance(decision) for s, decision in zip(sequences, decisions, strict=True)]
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
         if extend and self.drafts:
+            self._read(sequences, rows, positions)
             self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
         self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
-        self._count(decisions, answering)
+        self._count(round_, answering)
 
     def close(self, sequence: Sequence) -> None:
         """Leave a sequence's caches covering exactly the prompt and the emitted tokens.
@@ -264,9 +269,7 @@ class Loop:
             most = min(most, ring, self.kv_quantization.rows_at_once(layers))
         return [int(min(most, budget)) for budget in budgets]
 
-    def _propose(
-        self, sequences: list[Sequence], anchors: mx.array, widths: list[int]
-    ) -> list[Proposal]:
+    def _propose(self, sequences: list[Sequence], widths: list[int]) -> list[Proposal]:
         """Draft for every sequence that has room; none drafts once drafting has stopped."""
         proposals = [Proposal.none() for _ in sequences]
         # A sequence with room for one token takes no key, as on its own.
@@ -278,9 +281,10 @@ class Loop:
             found = propose_rows(
                 self.proposer,
                 self.target,
-                anchors if len(places) == len(sequences) else anchors[mx.array(places)],
+                [sequence.anchor for sequence in drafting],
                 [sequence.context for sequence in drafting],
                 self.block_size,
+                [widths[index] - 1 for index in places],
                 [sequence.judge for sequence in drafting],
                 self.clock,
             )
@@ -290,7 +294,7 @@ class Loop:
             ]
             for index, proposal in zip(places, found, strict=True):
                 proposals[index] = proposal
-        self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
+        self._lap(SELECT, [[p.tokens, p.finite] for p in proposals])
         return proposals
 
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
@@ -300,8 +304,11 @@ class Loop:
         transaction.commit([chunk.size], out.records)
         position = sequence.position
         sequence.position += chunk.size
-        if sequence.session.keeps_tokens:
-            sequence.session.append(integers(chunk))
+        if sequence.keeps_tokens:
+            tokens = integers(chunk)
+            sequence.session.append(tokens)
+            if extend and self.drafts:
+                self._read([sequence], [tokens], [position])
         self.kv_quantization.apply(sequence.caches)
         if wanted and self.drafts:
             # From the first row that a later block can see.
@@ -311,6 +318,15 @@ class Loop:
             self._extend([sequence], chunk[None, first:], taps, [position + first], [kept])
         mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
         mx.clear_cache()
+
+    def _read(
+        self, sequences: list[Sequence], tokens: list[list[int]], positions: list[int]
+    ) -> None:
+        """Show committed tokens to the contexts that want to see them all."""
+        with self.guard.step():
+            for sequence, row, position in zip(sequences, tokens, positions, strict=True):
+                if sequence.reads_tokens:
+                    sequence.context.read(row, position)
 
     def _extend(
         self,
@@ -374,12 +390,14 @@ class Loop:
         self._lap(ACCEPT)
         return round_
 
-    def _count(self, decisions: list[Decision], answering: list[bool]) -> None:
+    def _count(self, round_: Round, answering: list[bool]) -> None:
         before = self.stats.first_drafts
-        for decision, after_prompt in zip(decisions, answering, strict=True):
+        rows = zip(round_.decisions, round_.proposals, answering, strict=True)
+        for decision, proposal, after_prompt in rows:
             bonus = decision.taken > decision.num_accepted
             if after_prompt:
-                self.stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
+                counts = decision.num_drafted, decision.num_kept - 1, bonus
+                self.stats.count_round(*counts, copied=proposal.copied)
             else:
                 self.stats.prefills += bonus
         self.stats.passes += any(answering)
@@ -440,8 +458,15 @@ def usable(proposal: Proposal, count: int) -> Proposal:
     return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
 
 
-def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
-    """Block size and verify width in effect, for a drafter trained with blocks of ``trained``.
+def check_widths(
+    trained: int, block_size: int | None, verify_width: int | None, max_drafts: int = 0
+) -> tuple[int, int]:
+    """Block size and verify width in effect.
+
+    Args:
+        trained (int): The block size that the drafter was trained with.
+        block_size, verify_width (int, optional): As asked for.
+        max_drafts (int): The most drafts that come from elsewhere. Default: ``0``.
 
     Raises:
         ValueError: naming the one that is out of range.
@@ -452,9 +477,9 @@ def check_widths(trained: int, block_size: int | None, verify_width: int | None)
             f"`block_size` is {block} but has to be from 1 to {trained}, the block that the "
             "drafter was trained with."
         )
-    width = block if verify_width is None else verify_width
-    if not min(2, block) <= width <= block:
-        raise ValueError(
-            f"`verify_width` is {width} but has to be from {min(2, block)} to the block of {block}."
-        )
+    most = max(block, max_drafts + 1)
+    width = most if verify_width is None else verify_width
+    if not min(2, most) <= width <= most:
+        rows = f"the block of {block}" if most == block else f"{most}, as many as are copied"
+        raise ValueError(f"`verify_width` is {width} but has to be from {min(2, most)} to {rows}.")
     return block, width

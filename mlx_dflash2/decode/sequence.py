@@ -38,12 +38,22 @@ class Sequence:
         return self.session.working
 
     @property
+    def reads_tokens(self) -> bool:
+        """Whether the drafter's context wants to see the ids of all committed tokens."""
+        return hasattr(self.context, "read")
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether anybody needs the ids of the prompt on the host."""
+        return self.session.keeps_tokens or self.reads_tokens
+
+    @property
     def context_state(self) -> list[mx.array]:
         """The arrays of the drafter's context; empty where a foreign context does not tell."""
         return getattr(self.context, "state", [])
 
-    def advance(self, decision: Decision) -> None:
-        """Account for a pass of which the caches keep ``decision.num_kept`` rows."""
+    def advance(self, decision: Decision) -> list[int]:
+        """Account for a pass of which the caches keep ``decision.num_kept`` rows: their tokens."""
         emitted = decision.tokens[: decision.taken]
         anchor = [] if self.anchor is None else [self.anchor]
         rows = [*anchor, *emitted][: decision.num_kept]
@@ -56,3 +66,4 @@ class Sequence:
         if not self.answering:
             self.answering = True
             self.session.checkpoint()
+        return rows

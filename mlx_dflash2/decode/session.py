@@ -15,6 +15,7 @@ import numpy as np
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
+from ..copies import without_copies
 from ..drafter.model import Drafter, Proposer
 from ..targets import Target
 from .rollback import Checkpoint, check_caches, drops_rows, num_cached
@@ -167,6 +168,8 @@ class DFlashPromptCache(Session):
         """The context, or a cold one if another drafter is to go on."""
         if draft_model is not self.draft_model:
             self.draft_model, self.context = draft_model, draft_model.make_context()
+        if hasattr(self.context, "read"):
+            self.context.read(self.tokens, 0)
         return self.context
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -304,10 +307,11 @@ def saved_metadata(file: str | Path) -> dict[str, str]:
 
 def fingerprint(draft_model: Proposer) -> str:
     """Tells drafters apart whose contexts are not interchangeable: by config and one norm."""
-    if not isinstance(draft_model, Drafter):
-        return repr(type(draft_model))
-    weights = np.array(draft_model.hidden_norm.weight.astype(mx.float32)).tobytes()
-    return hashlib.sha256(repr(draft_model.args).encode() + weights).hexdigest()
+    drafter = without_copies(draft_model)
+    if not isinstance(drafter, Drafter):
+        return repr(type(drafter))
+    weights = np.array(drafter.hidden_norm.weight.astype(mx.float32)).tobytes()
+    return hashlib.sha256(repr(drafter.args).encode() + weights).hexdigest()
 
 
 def warn_no_effect(reason: str):

@@ -19,12 +19,14 @@ class Proposal(NamedTuple):
 
     ``finite`` is a boolean array, false if the drafter's numbers overflowed. Drafts that were
     drawn at random say from what: ``q`` [L, K], float32, over the ids ``candidates`` [L, K].
+    ``copied`` drafts are from the text so far, not from a drafter.
     """
 
     tokens: mx.array
     finite: mx.array
     candidates: mx.array | None = None
     q: mx.array | None = None
+    copied: bool = False
 
     @classmethod
     def none(cls) -> "Proposal":
@@ -33,20 +35,23 @@ class Proposal(NamedTuple):
 
     def first(self, count: int) -> "Proposal":
         """The same for the first ``count`` drafts."""
-        drawn = (None if x is None else x[:count] for x in (self.candidates, self.q))
-        return Proposal(self.tokens[:count], self.finite, *drawn)
+        return self._of_rows(slice(count))
 
     def only(self, index: int) -> "Proposal":
         """The same for one draft, or for none behind the last."""
-        at = slice(index, index + 1)
-        drawn = (None if x is None else x[at] for x in (self.candidates, self.q))
-        return Proposal(self.tokens[at], self.finite, *drawn)
+        return self._of_rows(slice(index, index + 1))
+
+    def _of_rows(self, at: slice) -> "Proposal":
+        candidates, q = (None if x is None else x[at] for x in (self.candidates, self.q))
+        return self._replace(tokens=self.tokens[at], candidates=candidates, q=q)
 
 
 class Proposer(Protocol):
     """What the decoding loop asks of a drafter; anything that offers this can draft.
 
-    ``context_size`` is how many of the latest committed rows it can use, ``None`` for all.
+    ``context_size`` is how many of the latest committed rows it can use, ``None`` for all. A
+    context with a method ``read(tokens, position)`` is shown the ids of all committed tokens, as
+    a list of integers, those of earlier rows included.
     """
 
     block_size: int

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard
 
 import mlx.core as mx
 
+from ...copies import CopyProposer
 from ...drafter.context import BlockAttention, DrafterContext, LayerContext, block_mask
 from ...drafter.model import Drafter, Proposal, Proposer
 from ...targets import Target
@@ -67,32 +68,42 @@ def takes_batches(proposer: Proposer) -> TypeGuard[Drafter]:
 def propose_rows(
     proposer: Proposer,
     target: Target,
-    anchors: mx.array,
+    anchors: Sequence[int],
     contexts: Sequence[Any],
     block_size: int,
+    most: Sequence[int],
     judges: Sequence[Judge],
     clock: Clock | None = None,
 ) -> list[Proposal]:
-    """Draft a block for each of several sequences, in the order of their anchors [B].
+    """Draft a block for each of several sequences, in the order of their anchors.
 
-    Sequences of one temperature share a pass of the drafter.
+    Sequences of one temperature share a pass of the drafter. Those that copy take no part in it;
+    their drafts are at most as many as ``most`` says, whatever the block.
     """
+    if isinstance(proposer, CopyProposer):
+        return _copy_or_draft(proposer, target, anchors, contexts, block_size, most, judges, clock)
     timed: dict[str, Any] = {}
     if clock is not None and isinstance(proposer, Drafter):
         timed["on_block"] = partial(clock.lap, DRAFT)
     if len(judges) == 1 or not takes_batches(proposer):
         return [
             proposer.propose(
-                target, anchor, context, block_size, judge.temperature, judge.draft_key(), **timed
+                target,
+                mx.array([anchor], mx.uint32),
+                context,
+                block_size,
+                judge.temperature,
+                judge.draft_key(),
+                **timed,
             )
-            for anchor, context, judge in zip(_each(anchors), contexts, judges, strict=True)
+            for anchor, context, judge in zip(anchors, contexts, judges, strict=True)
         ]
     proposals: dict[int, Proposal] = {}
     for temperature in {judge.temperature for judge in judges}:
         rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
         found = proposer.propose_rows(
             target,
-            anchors if len(rows) == len(judges) else anchors[mx.array(rows)],
+            mx.array([anchors[b] for b in rows], mx.uint32),
             StackedContext([contexts[b] for b in rows]),
             block_size,
             temperature,
@@ -103,9 +114,33 @@ def propose_rows(
     return [proposals[b] for b in range(len(judges))]
 
 
-def _each(anchors: mx.array) -> list[mx.array]:
-    """Each anchor as an array [1]."""
-    return [anchors[b : b + 1] for b in range(anchors.size)] if anchors.size > 1 else [anchors]
+def _copy_or_draft(
+    proposer: CopyProposer,
+    target: Target,
+    anchors: Sequence[int],
+    contexts: Sequence[Any],
+    block_size: int,
+    most: Sequence[int],
+    judges: Sequence[Judge],
+    clock: Clock | None,
+) -> list[Proposal]:
+    """Copies where they promise more, and the drafter's blocks for the other sequences."""
+    rows = zip(contexts, anchors, most, strict=True)
+    proposals = dict(enumerate(proposer.copy(*row, block_size) for row in rows))
+    left = [b for b, proposal in proposals.items() if proposal is None]
+    if left and proposer.drafter is not None:
+        found = propose_rows(
+            proposer.drafter,
+            target,
+            [anchors[b] for b in left],
+            [contexts[b].inner for b in left],
+            block_size,
+            [most[b] for b in left],
+            [judges[b] for b in left],
+            clock,
+        )
+        proposals |= dict(zip(left, found, strict=True))
+    return list(proposals.values())
 
 
 def extend_rows(
@@ -126,6 +161,11 @@ def extend_rows(
         positions (sequence): Absolute position of each sequence's first row.
         keeps (sequence): How many of its rows each sequence keeps.
     """
+    if isinstance(proposer, CopyProposer):
+        if proposer.drafter is not None:
+            inner = [context.inner for context in contexts]
+            extend_rows(proposer.drafter, inner, tokens, taps, positions, keeps)
+        return
     if len(contexts) == 1 or not takes_batches(proposer):
         for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
             row_taps = None if taps is None else taps[b : b + 1, :keep]
