@@ -1,6 +1,6 @@
 """The ways of decoding that a benchmark compares."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,11 @@ from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..copies import MAX_DRAFTS, CopyProposer
 from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
-from ..drafter.model import Drafter
+from ..drafter.model import Drafter, Proposer
 
 PLAIN = "plain"
 
@@ -41,6 +42,7 @@ class Arm:
         draft_lm (nn.Module, optional): A small language model for mlx-lm's own speculation.
         num_draft_tokens (int): Its drafts a round.
         verify_width (int, optional): Rows that the target verifies; the block by default.
+        copies (bool): Draft copies of the text, too; without a drafter nothing else.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Arm:
     draft_lm: nn.Module | None = None
     num_draft_tokens: int = 3
     verify_width: int | None = None
+    copies: bool = False
 
     @property
     def label(self) -> str:
@@ -57,14 +60,20 @@ class Arm:
 
     @property
     def is_plain(self) -> bool:
-        return self.drafter is None and self.draft_lm is None
+        return self.proposer is None and self.draft_lm is None
+
+    @property
+    def proposer(self) -> Proposer | None:
+        """The drafter, or copies with or without it; none of mlx-lm's own ways."""
+        return CopyProposer(self.drafter) if self.copies else self.drafter
 
     @property
     def rows(self) -> int:
-        """Rows of a verify pass, 1 of plain decoding."""
+        """The most rows of a verify pass, 1 of plain decoding."""
         if self.draft_lm is not None:
             return self.num_draft_tokens + 1
-        return 1 if self.drafter is None else self.verify_width or self.drafter.block_size
+        block = 1 if self.drafter is None else self.drafter.block_size
+        return self.verify_width or max(block, MAX_DRAFTS + 1 if self.copies else 1)
 
     @property
     def draft_bytes(self) -> int:
@@ -80,7 +89,7 @@ class Arm:
         settings: Settings,
         stats: Stats,
     ) -> Iterator[GenerationResponse]:
-        """Decode one prompt; ``stats`` is filled where a DFlash drafter is used."""
+        """Decode one prompt; ``stats`` is filled where this package drafts."""
         sampling: dict[str, Any] = {}
         if self.temperature > 0:
             mx.random.seed(settings.seed)
@@ -90,8 +99,8 @@ class Arm:
             "max_tokens": settings.max_tokens,
             "prefill_step_size": settings.prefill_step_size,
         }
-        if self.drafter is not None:
-            options |= {"draft_model": self.drafter, "verify_width": self.verify_width}
+        if self.proposer is not None:
+            options |= {"draft_model": self.proposer, "verify_width": self.verify_width}
             return stream_generate(model, tokenizer, prompt, stats=stats, **options)
         if self.draft_lm is not None:
             drafts = {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
@@ -105,6 +114,7 @@ def make_arms(
     verify_widths: list[int | None],
     draft_lm: nn.Module | None = None,
     num_draft_tokens: int = 3,
+    copies: Sequence[str] = ("off",),
 ) -> list[Arm]:
     """Every combination that tells something, plain decoding first at each temperature.
 
@@ -114,6 +124,8 @@ def make_arms(
         verify_widths (list): ``None`` for a drafter's own block; a width beyond it is left out.
         draft_lm (nn.Module, optional): For mlx-lm's own speculation.
         num_draft_tokens (int): Its drafts a round.
+        copies (sequence of str): ``off`` for the drafters, ``with`` for each and copies, ``only``
+            for copies alone; an arm each.
 
     Raises:
         ValueError: if no drafter has a block of some width.
@@ -127,14 +139,21 @@ def make_arms(
         arms.append(Arm(PLAIN, temperature))
         if draft_lm is not None:
             arms.append(Arm("mlx-lm draft model", temperature, None, draft_lm, num_draft_tokens))
+        if "only" in copies:
+            arms.append(Arm("copies", temperature, copies=True))
         for name, drafter in drafters.items():
             # Without its selector a drafter drafts the same tokens at every temperature.
             if temperature != temperatures[0] and lacks_selector(drafter):
                 continue
             for width in verify_widths:
-                if width is None or width <= drafter.block_size:
-                    suffix = "" if width is None else f" width {width}"
+                if width is not None and width > drafter.block_size:
+                    continue
+                suffix = "" if width is None else f" width {width}"
+                if "off" in copies:
                     arms.append(Arm(name + suffix, temperature, drafter, verify_width=width))
+                if "with" in copies:
+                    label = f"{name} and copies{suffix}"
+                    arms.append(Arm(label, temperature, drafter, verify_width=width, copies=True))
     return arms
 
 

@@ -21,7 +21,7 @@ from ..cli.arguments import add_draft_model_argument, add_model_arguments, load_
 from ..cli.console import note, run
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import fingerprint
-from ..evaluation.prompts import SUITES, digest, encode, read_rows
+from ..evaluation.prompts import PACKAGED, SUITES, digest, encode, read_rows
 from ..pairs.load import load_pair, pair_paths
 from . import plots
 from .arms import Settings, make_arms
@@ -64,6 +64,14 @@ def _add_arms(parser: argparse.ArgumentParser):
         "temperature",
     )
     parser.add_argument(
+        "--copy-drafts",
+        nargs="+",
+        choices=("off", "with", "only"),
+        default=["off"],
+        help="Copies from the text: an arm without them, with them, and with nothing else "
+        "(default: off)",
+    )
+    parser.add_argument(
         "--verify-widths",
         type=int,
         nargs="+",
@@ -81,7 +89,7 @@ def _add_data(parser: argparse.ArgumentParser):
         "--suites",
         nargs="+",
         default=["built-in"],
-        help=f"built-in, {', '.join(SUITES)}, or JSONL files of prompts or chats "
+        help=f"{', '.join((*PACKAGED, *SUITES))}, or JSONL files of prompts or chats "
         "(default: built-in)",
     )
     parser.add_argument("--limit", type=int, help="The most prompts a suite")
@@ -168,7 +176,12 @@ def _command(args: argparse.Namespace):
         )
     draft_lm = _draft_lm(args.draft_lm, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
-        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
+        drafters,
+        args.temps,
+        args.verify_widths or [None],
+        draft_lm,
+        args.num_draft_tokens or 3,
+        args.copy_drafts,
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     with _progress(bench.num_runs + len(arms)) as progress:
@@ -177,6 +190,7 @@ def _command(args: argparse.Namespace):
     results["prompts"] = {"sha256": digest(prompts), "count": len(prompts), "from": args.suites}
     results["settings"] = asdict(settings) | {"trials": args.trials, "temps": args.temps}
     results["settings"] |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
+    results["settings"]["copy_drafts"] = args.copy_drafts
     results["settings"] |= _changes(args)
     _write(results, args)
     print(markdown(results))

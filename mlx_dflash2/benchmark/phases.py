@@ -22,7 +22,7 @@ from .arms import Arm, Settings
 def time_phases(
     model: nn.Module, arm: Arm, prompt: Sequence[int], settings: Settings
 ) -> dict[str, float]:
-    """Measure one answer of an arm with a DFlash drafter.
+    """Measure one answer of an arm that drafts.
 
     Returns:
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
@@ -34,7 +34,7 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        arm.drafter,
+        arm.proposer,
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),

@@ -126,7 +126,7 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     phases = {}
     for arm in bench.arms:
         # A higher temperature only changes how many rounds there are.
-        if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
+        if arm.proposer is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
             phases[arm.label] = time_phases(bench.model, arm, prompt, bench.settings)
     return phases

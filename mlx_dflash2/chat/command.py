@@ -52,7 +52,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 def _command(args: argparse.Namespace):
     check_generation(args)
-    pair = load_pair(**load_arguments(args), **named(args, DRAFTING))
+    pair = load_pair(**load_arguments(args), **named(args, DRAFTING), copy_drafts=args.copy_drafts)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     # Once, as in mlx_lm.chat: with a seed of their own all answers would draw alike.

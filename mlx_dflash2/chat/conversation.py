@@ -52,7 +52,7 @@ class Conversation:
 
     def reset(self):
         """Forget all turns."""
-        self.cache = DFlashPromptCache(self.pair.model, self.pair.drafter, self.max_kv_size)
+        self.cache = DFlashPromptCache(self.pair.model, self.pair.proposer, self.max_kv_size)
         self.tokens: list[int] = []
         self.stats = Stats()
 
@@ -75,7 +75,7 @@ class Conversation:
             self.pair.tokenizer,
             # A turn that was cut short may have left more in the caches than was yielded.
             self.cache.reuse(tokens),
-            draft_model=self.pair.drafter,
+            draft_model=self.pair.proposer,
             prompt_cache=self.cache,
             stats=self.stats,
             **self.options,

@@ -82,6 +82,7 @@ def add_template_arguments(parser: argparse.ArgumentParser):
 def add_drafting_arguments(parser: argparse.ArgumentParser):
     """The drafter, and how much of its block is used."""
     add_draft_model_arguments(parser)
+    add_copy_argument(parser)
     parser.add_argument(
         "--block-size",
         type=int,
@@ -92,7 +93,19 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
         "--verify-width",
         type=int,
         default=None,
-        help="Rows of the block that the target verifies, from 2 (default: the block size)",
+        help="The most rows that the target verifies, from 2 (default: the block size, and one "
+        "more than there are copies)",
+    )
+
+
+def add_copy_argument(parser: argparse.ArgumentParser) -> None:
+    """Copies from the text so far, beside the drafter or instead of it."""
+    parser.add_argument(
+        "--copy-drafts",
+        choices=("off", "with", "only"),
+        default="with",
+        help="Also draft what followed where the text repeats itself; 'only' needs no drafter "
+        "(default: %(default)s)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Prompts: the built-in set, a JSONL file, or a public suite from the hub."""
+"""Prompts: the sets that come along, a JSONL file, or a public suite from the hub."""
 
 import hashlib
 import json
@@ -11,7 +11,15 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+# Answers to the last two repeat much of what their prompts say.
+PACKAGED = {
+    name: Path(__file__).with_name(file)
+    for name, file in (
+        ("built-in", "prompts.jsonl"),
+        ("editing", "editing.jsonl"),
+        ("reading", "reading.jsonl"),
+    )
+}
 _REASON = "Please reason step by step, and put your final answer within \\boxed{}."
 _CODE = "Write a solution to the following problem and make sure that it passes the tests:"
 
@@ -51,10 +59,10 @@ SUITES = {
 
 
 def read_rows(names: Iterable[str], limit: int | None = None) -> list[dict[str, Any]]:
-    """Chats of suites, JSONL files or, for ``built-in``, of this package.
+    """Chats of suites or JSONL files.
 
     Args:
-        names (iterable of str): ``built-in``, names of ``SUITES``, or paths of JSONL files.
+        names (iterable of str): Names of ``PACKAGED`` or ``SUITES``, or paths of JSONL files.
         limit (int, optional): The most prompts a suite.
 
     Returns:
@@ -69,7 +77,7 @@ def read_rows(names: Iterable[str], limit: int | None = None) -> list[dict[str, 
         if name in SUITES:
             found = _suite_rows(name)
         else:
-            found = _jsonl_rows(BUILT_IN if name == "built-in" else Path(name).expanduser())
+            found = _jsonl_rows(PACKAGED.get(name) or Path(name).expanduser())
         for row in found:
             counts[row["suite"]] = counts.get(row["suite"], 0) + 1
             if limit is None or counts[row["suite"]] <= limit:
@@ -82,7 +90,7 @@ def read_rows(names: Iterable[str], limit: int | None = None) -> list[dict[str, 
 def _jsonl_rows(path: Path) -> Iterable[dict[str, Any]]:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is neither a file nor a suite; suites are built-in, {', '.join(SUITES)}."
+            f"{path} is neither a file nor a suite; suites are {', '.join((*PACKAGED, *SUITES))}."
         )
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():

@@ -84,7 +84,7 @@ def _command(args: argparse.Namespace):
         loading["model"] = same_model(args.model, saved.get("model"))
     saved_config = json.loads(saved.get("tokenizer_config", "{}"))
     loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
-    pair = load_pair(**loading, **named(args, DRAFTING))
+    pair = load_pair(**loading, **named(args, DRAFTING), copy_drafts=args.copy_drafts)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     tokens = chat_prompt(
@@ -98,9 +98,9 @@ def _command(args: argparse.Namespace):
     )
     cache = None
     if args.prompt_cache_file:
-        cache, _ = DFlashPromptCache.load(args.prompt_cache_file, pair.model, pair.drafter)
+        cache, _ = DFlashPromptCache.load(args.prompt_cache_file, pair.model, pair.proposer)
     elif args.save_prompt_cache:
-        cache = DFlashPromptCache(pair.model, pair.drafter, args.max_kv_size)
+        cache = DFlashPromptCache(pair.model, pair.proposer, args.max_kv_size)
     _print_answer(args, pair, tokens, cache)
     if args.save_prompt_cache:
         config = json.dumps({"trust_remote_code": args.trust_remote_code})
@@ -121,7 +121,7 @@ def _print_answer(
             pair.tokenizer,
             tokens,
             args.max_tokens,
-            draft_model=pair.drafter,
+            draft_model=pair.proposer,
             stop=args.stop,
             prompt_cache=cache,
             prompt_progress_callback=progress,

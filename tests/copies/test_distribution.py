@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.tiny import make_drafter, make_model
 
-from mlx_dflash2 import make_sampler
+from mlx_dflash2 import DFlashPromptCache, make_sampler
 from mlx_dflash2.copies import CopyProposer
 from mlx_dflash2.decode.stats import Stats
 from mlx_dflash2.generate import dflash_generate_step
@@ -47,11 +47,13 @@ def test_the_law_of_the_drafted_tokens(settings, drafter):
     model = make_model("qwen3-vocab32")
     inner = make_drafter(vocab_size=V, mask_token_id=V - 1, block_size=4) if drafter else None
     sampling, stats, proposer = make_sampler(**settings), Stats(), CopyProposer(inner)
-    seen = Counter()
+    session, seen = DFlashPromptCache(model, proposer), Counter()
     for seed in range(DRAWS):
+        # What earlier draws taught about copies is forgotten; the prompt stays processed.
+        session.context = proposer.make_context()
         steps = dflash_generate_step(
-            mx.array(PROMPT), model, proposer, max_tokens=4, sampler=sampling, seed=seed,
-            stats=stats,
+            session.reuse(PROMPT), model, proposer, prompt_cache=session, max_tokens=4,
+            sampler=sampling, seed=seed, stats=stats,
         )  # fmt: skip
         seen[tuple(token for token, _, _ in steps)[1:3]] += 1
     law = law_of_the_drafted_tokens(model, sampling)
