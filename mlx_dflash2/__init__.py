@@ -2,6 +2,7 @@
 
 from ._version import __version__
 from .checkpoint.load import load, load_drafter
+from .copies import CopyProposer
 from .decode.batch.generate import batch_generate
 from .decode.sampling import make_logits_processors, make_sampler
 from .decode.session import DFlashPromptCache
@@ -9,6 +10,7 @@ from .decode.stats import Stats
 from .generate import generate, stream_generate
 
 __all__ = [
+    "CopyProposer",
     "DFlashPromptCache",
     "Stats",
     "__version__",

@@ -304,11 +304,8 @@ class Loop:
         transaction.commit([chunk.size], out.records)
         position = sequence.position
         sequence.position += chunk.size
-        if sequence.keeps_tokens:
-            tokens = integers(chunk)
-            sequence.session.append(tokens)
-            if extend and self.drafts:
-                self._read([sequence], [tokens], [position])
+        tokens = integers(chunk) if sequence.keeps_tokens else []
+        sequence.session.append(tokens)
         self.kv_quantization.apply(sequence.caches)
         if wanted and self.drafts:
             # From the first row that a later block can see.
@@ -316,7 +313,12 @@ class Loop:
             taps = None if out.taps is None else out.taps[:, first:]
             kept = chunk.size - first
             self._extend([sequence], chunk[None, first:], taps, [position + first], [kept])
-        mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
+        states = [cache.state for cache in sequence.caches], sequence.context_state
+        mx.async_eval(*states)
+        if extend and self.drafts:
+            # While the device works.
+            self._read([sequence], [tokens], [position])
+        mx.eval(*states)
         mx.clear_cache()
 
     def _read(

@@ -204,6 +204,27 @@ def test_penalties_see_the_right_history(kind):
         assert 0 < stats.copies_accepted < stats.copied
 
 
+@pytest.mark.parametrize("size", [12, 30, 45])
+def test_a_ring_that_keeps_its_first_rows(size, recwarn):
+    """It takes copies until it is full."""
+    prompt, _, _ = text_of(DENSE)
+    steps = generate_step(mx.array(prompt), model_of(DENSE), max_tokens=34, max_kv_size=size)
+    plain = [token for token, _ in steps]
+    steps, stats = run(DENSE, prompt, Planted(prompt + plain), 34, max_kv_size=size)
+    assert [token for token, _ in steps] == plain
+    assert (stats.copied > 0) == (size > LENGTH) and "max_kv_size" in stats.fallback
+
+
+@pytest.mark.parametrize("kind", (DENSE, HYBRID))
+def test_quantized_keys_and_values(kind):
+    prompt, _, _ = text_of(kind)
+    options = dict(kv_bits=4, kv_group_size=32, quantized_kv_start=26)
+    steps = generate_step(mx.array(prompt), model_of(kind), max_tokens=34, **options)
+    plain = [token for token, _ in steps]
+    steps, stats = run(kind, prompt, Planted(prompt + plain), 34, **options)
+    assert [token for token, _ in steps] == plain and stats.copies_accepted > 0
+
+
 def test_one_host_read_a_round():
     prompt, _, text = text_of(DENSE)
     for proposer in (Planted(text, wrong=11), Planted(text, wrong=11, drafter=make_drafter())):
