@@ -5,11 +5,11 @@ BIN := .venv/bin
 .PHONY: demo test test-slow lint bench kernels wheel clean
 
 demo: .venv/installed ; $(BIN)/python -m mlx_dflash2.demo
-test: .venv/installed ; $(BIN)/python -m pytest -n auto
+test: .venv/installed ; $(BIN)/python -m pytest -n auto --durations=15
 # The published package is compared with; its own dependencies would bring another framework.
 test-slow: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --durations=15
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache
 bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
 kernels: .venv/installed ; $(BIN)/python tools/launches.py

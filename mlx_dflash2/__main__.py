@@ -8,7 +8,7 @@ from ._version import __version__
 COMMANDS = ("generate", "chat", "benchmark", "train", "convert", "doctor", "omlx")
 
 
-def main():
+def main() -> None:
     usage = f"usage: mlx_dflash2 {{{','.join(COMMANDS)}}} ... (each with --help), or --version"
     name = sys.argv.pop(1) if len(sys.argv) > 1 else None
     if name == "--version":

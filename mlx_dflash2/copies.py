@@ -1,12 +1,13 @@
 """Drafts copied from what was said before: edits, quotations and code repeat their prompt."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import mlx.core as mx
 from mlx_lm.utils import common_prefix_len
 
-from .drafter.model import Proposal, Proposer
+from .drafter.proposal import Proposal, Proposer
+from .targets import Target
 
 # Tokens that have to repeat before what followed them is worth a draft.
 MIN_MATCH = 3
@@ -141,6 +142,14 @@ class Copy(NamedTuple):
         """How many drafts should stay."""
         return sum(self.chances)
 
+    def first(self, count: int) -> "Copy":
+        """Keep the first ``count`` drafts."""
+        return Copy(self.tokens[:count], self.chances[:count])
+
+    def proposal(self) -> Proposal:
+        """The drafts as the loop verifies them."""
+        return Proposal(mx.array(self.tokens, mx.uint32), mx.array(True), copied=True)
+
 
 class CopyContext:
     """A sequence's committed tokens as an index, and the drafter's context beside it.
@@ -158,7 +167,7 @@ class CopyContext:
 
     def __init__(self, drafter: Proposer | None = None):
         self.drafter = drafter
-        self.inner = None if drafter is None else drafter.make_context()
+        self.inner: Any = None if drafter is None else drafter.make_context()
         self.index, self.start = CopyIndex(), 0
         self.rates = CopyRates()
         self.drafter_yield = DRAFTER_PRIOR
@@ -206,9 +215,13 @@ class CopyContext:
             copy.chances.append(alive)
         return copy
 
-    def leave_to_drafter(self) -> None:
-        """Note that the drafter drafts this round; the next :meth:`read` tells how well."""
-        self._drafter_drafted = True
+    def leaves_to_drafter(self, copy: Copy, most: int) -> bool:
+        """Whether more of the drafter's drafts should stay, of ``most``; then it drafts now.
+
+        The next :meth:`read` tells how many did.
+        """
+        self._drafter_drafted = copy.expected <= min(most, self.drafter_yield)
+        return self._drafter_drafted
 
     def trim_to(self, position: int) -> None:
         """Forget the rows from an absolute position on."""
@@ -300,29 +313,9 @@ class CopyProposer:
         if self.drafter is not None:
             self.drafter.extend(context.inner, tokens, taps, position)
 
-    def copy(
-        self, context: CopyContext, anchor: int, most: int, block_size: int
-    ) -> Proposal | None:
-        """Copy, or leave the round to the drafter where more of its drafts should stay.
-
-        Args:
-            context (CopyContext): From :meth:`make_context`.
-            anchor (int): The last token handed out.
-            most (int): The most drafts.
-            block_size (int): Rows of the drafter's block; with 1 there are only copies.
-
-        Returns:
-            Proposal or None: ``None`` if the drafter is to draft.
-        """
-        copy = context.offer(anchor, min(most, self.max_drafts))
-        if block_size > 1 and copy.expected <= min(most, context.drafter_yield):
-            context.leave_to_drafter()
-            return None
-        return Proposal(mx.array(copy.tokens, mx.uint32), mx.array(True), copied=True)
-
     def propose(
         self,
-        target: Any,
+        target: Target,
         anchor: mx.array,
         context: CopyContext,
         block_size: int,
@@ -330,9 +323,9 @@ class CopyProposer:
         key: mx.array | None = None,
     ) -> Proposal:
         """Draft the tokens after the anchor; see :class:`mlx_dflash2.drafter.Proposer`."""
-        copied = self.copy(context, int(anchor.item()), self.max_drafts, block_size)
-        if copied is not None or self.drafter is None:
-            return copied or Proposal.none()
+        copy = context.offer(cast(int, anchor.item()), self.max_drafts)
+        if self.drafter is None or not context.leaves_to_drafter(copy, block_size - 1):
+            return copy.proposal()
         return self.drafter.propose(target, anchor, context.inner, block_size, temperature, key)
 
 

@@ -7,27 +7,28 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..copies import MAX_DRAFTS, CopyProposer
+from ..decode.defaults import PREFILL_STEP_SIZE
 from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter, Proposer
+from ..evaluation.machine import num_bytes
 
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all arms share; ``prefill_step_size`` is in tokens."""
+class BenchSettings:
+    """Options that all arms share."""
 
     max_tokens: int = 128
     top_p: float = 0.0
     top_k: int = 0
-    prefill_step_size: int = 2048
+    prefill_step_size: int = PREFILL_STEP_SIZE
     seed: int = 0
 
 
@@ -36,13 +37,13 @@ class Arm:
     """One way of decoding the target.
 
     Attributes:
-        name (str): Unique among the arms; without the temperature.
-        temperature (float): 0 is greedy.
-        drafter (Drafter, optional): None decodes plainly, or with ``draft_lm``.
+        name (str): Unique among the arms, without the temperature.
+        temperature (float): 0 decodes greedily.
+        drafter (Drafter, optional): For DFlash.
         draft_lm (nn.Module, optional): A small language model for mlx-lm's own speculation.
-        num_draft_tokens (int): Its drafts a round.
-        verify_width (int, optional): Rows that the target verifies; the block by default.
-        copies (bool): Draft copies of the text, too; without a drafter nothing else.
+        num_draft_tokens (int): Its drafts per round.
+        verify_width (int, optional): Rows that the target verifies. Default: the block.
+        copies (bool): Also draft copies of the text; without a drafter nothing else.
     """
 
     name: str
@@ -64,12 +65,12 @@ class Arm:
 
     @property
     def proposer(self) -> Proposer | None:
-        """The drafter, or copies with or without it; none of mlx-lm's own ways."""
+        """The drafter, or copies with it or without one; ``None`` for mlx-lm's own ways."""
         return CopyProposer(self.drafter) if self.copies else self.drafter
 
     @property
     def rows(self) -> int:
-        """The most rows of a verify pass, 1 of plain decoding."""
+        """The most rows of a verify pass; 1 for plain decoding."""
         if self.draft_lm is not None:
             return self.num_draft_tokens + 1
         block = 1 if self.drafter is None else self.drafter.block_size
@@ -77,7 +78,7 @@ class Arm:
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the weights that this arm needs beside the target's."""
+        """Bytes of the weights that this arm needs besides the target's."""
         model = self.drafter if self.drafter is not None else self.draft_lm
         return 0 if model is None else num_bytes(model)
 
@@ -86,10 +87,10 @@ class Arm:
         model: nn.Module,
         tokenizer: TokenizerWrapper,
         prompt: list[int],
-        settings: Settings,
+        settings: BenchSettings,
         stats: Stats,
     ) -> Iterator[GenerationResponse]:
-        """Decode one prompt; ``stats`` is filled where this package drafts."""
+        """Decode one prompt; drafts of this package fill in ``stats``."""
         sampling: dict[str, Any] = {}
         if self.temperature > 0:
             mx.random.seed(settings.seed)
@@ -99,12 +100,11 @@ class Arm:
             "max_tokens": settings.max_tokens,
             "prefill_step_size": settings.prefill_step_size,
         }
-        if self.proposer is not None:
-            options |= {"draft_model": self.proposer, "verify_width": self.verify_width}
+        if (proposer := self.proposer) is not None:
+            options |= {"draft_model": proposer, "verify_width": self.verify_width}
             return stream_generate(model, tokenizer, prompt, stats=stats, **options)
         if self.draft_lm is not None:
-            drafts = {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
-            options |= drafts
+            options |= {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
         return mlx_lm.stream_generate(model, tokenizer, prompt, **options)
 
 
@@ -116,19 +116,19 @@ def make_arms(
     num_draft_tokens: int = 3,
     copies: Sequence[str] = ("off",),
 ) -> list[Arm]:
-    """Every combination that tells something, plain decoding first at each temperature.
+    """Make the arms to compare, plain decoding first at each temperature.
 
     Args:
         drafters (dict): By the name of their arm.
-        temperatures (list of float): 0 is greedy.
-        verify_widths (list): ``None`` for a drafter's own block; a width beyond it is left out.
+        temperatures (list of float): 0 decodes greedily.
+        verify_widths (list): ``None`` is a drafter's own block; larger widths are left out.
         draft_lm (nn.Module, optional): For mlx-lm's own speculation.
-        num_draft_tokens (int): Its drafts a round.
-        copies (sequence of str): ``off`` for the drafters, ``with`` for each and copies, ``only``
-            for copies alone; an arm each.
+        num_draft_tokens (int): Its drafts per round.
+        copies (sequence of str): ``off`` for the drafters, ``with`` for each of them and copies,
+            ``only`` for copies alone.
 
     Raises:
-        ValueError: if no drafter has a block of some width.
+        ValueError: if a width is larger than every drafter's block.
     """
     most = max(drafter.block_size for drafter in drafters.values())
     for width in verify_widths:
@@ -142,7 +142,7 @@ def make_arms(
         if "only" in copies:
             arms.append(Arm("copies", temperature, copies=True))
         for name, drafter in drafters.items():
-            # Without its selector a drafter drafts the same tokens at every temperature.
+            # Without its selector, a drafter drafts the same tokens at every temperature.
             if temperature != temperatures[0] and lacks_selector(drafter):
                 continue
             for width in verify_widths:
@@ -152,16 +152,11 @@ def make_arms(
                 if "off" in copies:
                     arms.append(Arm(name + suffix, temperature, drafter, verify_width=width))
                 if "with" in copies:
-                    label = f"{name} and copies{suffix}"
-                    arms.append(Arm(label, temperature, drafter, verify_width=width, copies=True))
+                    both = f"{name} and copies{suffix}"
+                    arms.append(Arm(both, temperature, drafter, verify_width=width, copies=True))
     return arms
 
 
 def lacks_selector(drafter: Drafter) -> bool:
-    """Whether the selector of a DFlash 2 drafter was left out."""
+    """Tell whether the selector of a DFlash 2 drafter was left out."""
     return drafter.args.generation == 2 and not drafter.args.has_selector
-
-
-def num_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters."""
-    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))

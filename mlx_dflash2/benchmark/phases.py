@@ -16,11 +16,12 @@ from ..decode.kv_quantization import KVQuantization
 from ..decode.loop import Loop
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
-from .arms import Arm, Settings
+from ..drafter.model import Proposer
+from .arms import Arm, BenchSettings
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: Settings
+    model: nn.Module, arm: Arm, proposer: Proposer, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
     """Measure one answer of an arm that drafts.
 
@@ -34,15 +35,16 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        arm.proposer,
+        proposer,
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),
         verify_width=arm.verify_width,
+        adaptive=False,
         clock=clock,
     )
     sequence = loop.open(Judge(sampler, seed=settings.seed))
-    decision = loop.prefill(sequence, mx.array(prompt, mx.uint32), settings.prefill_step_size)
+    decision = loop.prefill(sequence, mx.array(list(prompt), mx.uint32), settings.prefill_step_size)
     clock.reset()
     left = settings.max_tokens
     while left > 0:

@@ -1,14 +1,17 @@
-"""The results of a benchmark as pictures."""
+"""Plot the results of a benchmark."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..decode.clock import PHASES
-from ..evaluation.plots import line_plot, new_figure
+from ..evaluation.plots import line_plot, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def check():
-    """Refuse early, before anything is measured.
+def check() -> None:
+    """Check that plots can be made, before anything is measured.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -17,16 +20,15 @@ def check():
 
 
 def save(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Write every picture that the results have figures for.
+    """Write every plot that the results have figures for.
 
     Args:
         results (dict): From the command.
-        folder (Path): Made if it is not there.
+        folder (Path): Made if need be.
 
     Returns:
         list: The files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     figures = {
         "acceptance_by_position": _positions(results["mean"]),
         "speedup": _speedups(results["mean"]),
@@ -35,25 +37,16 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     for label, found in results.get("recall", {}).items():
         name = "".join(c if c.isalnum() else "_" for c in label)
         figures[f"recall_{name}"] = _recall(label, found)
-        figures[f"attention_{name}"] = _attention(label, found)
-    written = []
-    for name, figure in figures.items():
-        if figure is not None:
-            written.append(folder / f"{name}.png")
-            figure.savefig(written[-1])
-    return written
+    return [save_figure(f, folder / f"{name}.png") for name, f in figures.items() if f is not None]
 
 
-def _positions(mean: dict[str, Any]):
-    lines = {
-        label: summary["acceptance_by_position"]
-        for label, summary in mean.items()
-        if summary.get("acceptance_by_position")
-    }
+def _positions(mean: dict[str, Any]) -> "Figure | None":
+    name = "acceptance_by_position"
+    lines = {label: summary[name] for label, summary in mean.items() if summary.get(name)}
     return line_plot("Drafts accepted, by position", lines, "share of drafts") if lines else None
 
 
-def _speedups(mean: dict[str, Any]):
+def _speedups(mean: dict[str, Any]) -> "Figure | None":
     arms = {
         label: summary
         for label, summary in mean.items()
@@ -64,10 +57,10 @@ def _speedups(mean: dict[str, Any]):
     figure = new_figure()
     axes = figure.subplots()
     values = [summary["speedup"] for summary in arms.values()]
-    spreads = [summary["speedup_spread"] for summary in arms.values()]
+    lows, highs = zip(*(summary["speedup_spread"] for summary in arms.values()), strict=True)
     errors = [
-        [max(0, value - spread[0]) for value, spread in zip(values, spreads, strict=True)],
-        [max(0, spread[1] - value) for value, spread in zip(values, spreads, strict=True)],
+        [max(0, value - low) for value, low in zip(values, lows, strict=True)],
+        [max(0, high - value) for value, high in zip(values, highs, strict=True)],
     ]
     axes.barh(list(arms), values, xerr=errors, capsize=3)
     axes.axvline(1, color="black", linewidth=1)
@@ -79,7 +72,7 @@ def _speedups(mean: dict[str, Any]):
     return figure
 
 
-def _round_times(phases: dict[str, Any]):
+def _round_times(phases: dict[str, Any]) -> "Figure | None":
     if not phases:
         return None
     figure = new_figure()
@@ -95,7 +88,7 @@ def _round_times(phases: dict[str, Any]):
     return figure
 
 
-def _recall(label: str, found: dict[str, Any]):
+def _recall(label: str, found: dict[str, Any]) -> "Figure":
     lines = {
         "Recall@1": found["recall_best"],
         f"Recall@{found['candidates']}": found["recall_candidates"],
@@ -107,13 +100,3 @@ def _recall(label: str, found: dict[str, Any]):
         for name, values in lines.items()
     }
     return line_plot(f"Headroom of {label}", lines, "teacher forced")
-
-
-def _attention(label: str, found: dict[str, Any]):
-    figure = new_figure()
-    axes = figure.subplots()
-    image = axes.imshow(found["attention_share"], vmin=0, vmax=1, aspect="auto", cmap="viridis")
-    axes.set(xlabel="row of the block", ylabel="layer", title=f"Attention to the block, {label}")
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    figure.colorbar(image, label="share; the rest goes to the context")
-    return figure

@@ -1,4 +1,4 @@
-"""The results of a benchmark as Markdown."""
+"""Report the results of a benchmark as Markdown."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,12 +9,12 @@ Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or a dash where there is none."""
+    """Format a figure; ``None`` becomes a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def with_spread(summary: dict[str, Any], name: str, unit: str = "") -> str:
-    """A median, the lowest and the highest."""
+    """Format a median with the lowest and the highest value."""
     value, spread = summary.get(name), summary.get(f"{name}_spread")
     if value is None or spread is None:
         return number(value)
@@ -22,7 +22,7 @@ def with_spread(summary: dict[str, Any], name: str, unit: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -40,9 +40,10 @@ COLUMNS: Columns = (
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The whole report."""
+    """Format the whole report."""
     parts = [_heading(results), _mean_table(results), _suite_table(results)]
-    parts += [_positions(results), _phases(results), _parity(results), _recall(results)]
+    parts += [_positions(results), _phases(results), _parity(results)]
+    parts += [recall_markdown(*item) for item in results.get("recall", {}).items()]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -69,7 +70,7 @@ def _mean_table(results: dict[str, Any]) -> str:
 
 
 def _suite_table(results: dict[str, Any]) -> str:
-    """Acceptance length and decode speed-up, one row an arm, one column a suite."""
+    """Format acceptance length and decode speed-up: a row for each arm, a column for each suite."""
     suites = results["suites"]
     rows = []
     for label in results["mean"]:
@@ -113,8 +114,8 @@ def _phases(results: dict[str, Any]) -> str:
         )
     header = ["ms a round", *PHASES, "undisturbed round", "host reads a round"]
     text = (
-        "The phases come from a pass of its own, which waits for the device after each of them and "
-        "so disturbs what it measures; the undisturbed round is the runs' own."
+        "The phases come from a separate pass that waits for the device after each of them and "
+        "so disturbs what it measures; the undisturbed round is from the ordinary runs."
     )
     return f"{table(header, rows)}\n\n{text}"
 
@@ -137,14 +138,8 @@ def _difference(entry: dict[str, Any]) -> str:
     )
 
 
-def _recall(results: dict[str, Any]) -> str:
-    return "\n\n".join(
-        recall_markdown(label, found) for label, found in results.get("recall", {}).items()
-    )
-
-
 def recall_markdown(label: str, found: dict[str, Any]) -> str:
-    """The headroom table of one drafter."""
+    """Format the recall table of one drafter."""
     rows = [
         ["Recall@1", *map(number, found["recall_best"]), number(found["acceptance_best"])],
         [
@@ -158,8 +153,8 @@ def recall_markdown(label: str, found: dict[str, Any]) -> str:
         rows.append(["selector, of true candidates", *accuracy, number(found["acceptance_path"])])
     positions = map(str, range(1, len(found["recall_best"]) + 1))
     text = (
-        f"Teacher forced at {found['anchors']} anchors of the target's own text. Recall counts "
-        "where all rows before were right. The lengths are means over evenly spaced anchors, which "
-        "are kinder than those that decoding lands on: compare them with one another only."
+        f"Teacher forced at {found['anchors']} anchors of the target's own text. Recall is taken "
+        "where all earlier rows are right. The lengths are means over evenly spaced anchors, which "
+        "are easier than those of decoding: compare them with one another only."
     )
     return f"{table([label, *positions, 'acceptance length'], rows)}\n\n{text}"

@@ -12,17 +12,19 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.cache import ArraysCache
 
-from ..copies import without_copies
+from ..copies import CopyProposer, without_copies
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..targets import Forward, bind
 from .batch.draft import extend_rows, propose_rows
 from .clock import ACCEPT, HOST, SELECT, VERIFY, Clock
+from .controller import Controller, start_width
 from .guard import DraftGuard
 from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
+from .plan import Plan, plan_round
 from .rollback import Transaction, rows_at_once
 from .sequence import Sequence
 from .session import DFlashPromptCache, open_session
@@ -47,6 +49,12 @@ class Round:
     logits: mx.array
     transaction: Transaction
     decisions: list[Decision] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def width(self) -> int:
+        """Rows of the pass for each sequence."""
+        return self.inputs.shape[1]
 
     @property
     def rows_of_logits(self) -> list[mx.array]:
@@ -67,8 +75,9 @@ class Loop:
         stats (Stats): Filled while decoding.
         kv_quantization (KVQuantization): When to quantize the target's caches.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
-        verify_width (int, optional): Rows that the target verifies. Default: all that the
-            drafter, or copies, may give.
+        verify_width (int, optional): Rows that the target verifies. Default: in each round those
+            that should give the most tokens a second, at most the block's or a copy's.
+        adaptive (bool): Choose widths where none is given. Default: ``True``.
         clock (Clock, optional): Takes the time of each phase, and makes each one wait.
 
     Raises:
@@ -85,29 +94,32 @@ class Loop:
         kv_quantization: KVQuantization,
         block_size: int | None = None,
         verify_width: int | None = None,
+        adaptive: bool = True,
         clock: Clock | None = None,
     ):
         self.model, self.target, self.proposer = model, bind(model), draft_model
-        drafter = without_copies(draft_model)
-        if isinstance(drafter, Drafter):
-            check_fit(drafter.args, self.target.shape)
+        self.drafter = without_copies(draft_model)
+        self.max_copied = draft_model.max_drafts if isinstance(draft_model, CopyProposer) else 0
+        if isinstance(self.drafter, Drafter):
+            check_fit(self.drafter.args, self.target.shape)
         self.block_size, self.verify_width = check_widths(
-            draft_model.block_size,
-            block_size,
-            verify_width,
-            getattr(draft_model, "max_drafts", 0),
+            draft_model.block_size, block_size, verify_width, self.max_copied
         )
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
-        self.guard = DraftGuard(stats, own=drafter is None or isinstance(drafter, Drafter))
+        own = isinstance(self.drafter, Drafter | None)
+        self.guard = DraftGuard(stats, own, copies=self.max_copied > 0)
+        self.controller: Controller | None = None
+        if adaptive and verify_width is None and self.verify_width > 1:
+            self.controller = Controller(self.block_size, start_width())
         self.round: Round | None = None
         self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
 
     @property
     def drafts(self) -> bool:
-        """Whether the next round may draft."""
-        return self.guard.on and self.verify_width > 1
+        """Whether the next round may draft: a drafter that failed leaves copies alone."""
+        return self.verify_width > 1 and (self.guard.on or self.max_copied > 0)
 
     def open(
         self,
@@ -152,6 +164,8 @@ class Loop:
             progress (callable): Called with the tokens processed so far and their total.
         """
         start, total = time.perf_counter(), prompt.size
+        with mx.stream(self.stream):
+            check_ids(prompt, self.target.num_embeddings)
         sequence.session.lend()
         # Processors are shown ids of the caller's own type.
         history, prompt = prompt, prompt.astype(mx.uint32)
@@ -195,18 +209,32 @@ class Loop:
         start = time.perf_counter()
         with mx.stream(self.stream):
             self.settle()
+            settled = time.perf_counter()
             self.round = self._decide(self.launch(sequences, layers, budgets))
             self._passes += 1
             if self._passes % ROUNDS_PER_CLEAR == 0:
                 mx.clear_cache()
-        self.stats.generation_time += time.perf_counter() - start
+        end = time.perf_counter()
+        self.round.seconds = end - settled
+        self.stats.generation_time += end - start
         return self.round.decisions
 
-    def launch(self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]) -> Round:
-        """Build a round's graph up to the target's logits; see :meth:`next_round`."""
-        widths = self._widths(layers, budgets)
+    def launch(
+        self,
+        sequences: list[Sequence],
+        layers: list[Any],
+        budgets: Rows[float],
+        lazy: bool = False,
+    ) -> Round:
+        """Build a round's graph up to the target's logits; see :meth:`next_round`.
+
+        Args:
+            lazy (bool): Leave the drafts unevaluated, too. Default: ``False``.
+        """
+        widest, drafts = self._rows_allowed(layers, budgets), self.guard.on and self.block_size > 1
+        plan = plan_round(sequences, budgets, widest, self.max_copied, drafts, self.controller)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
-        proposals = self._propose(sequences, widths)
+        proposals = self._propose(sequences, anchors, plan, lazy)
         return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
 
     def settle(self, extend: bool = True) -> None:
@@ -218,6 +246,7 @@ class Loop:
         if self.round is None:
             return
         self._lap(HOST)
+        start = time.perf_counter()
         round_, self.round = self.round, None
         sequences, decisions = round_.sequences, round_.decisions
         keeps = [decision.num_kept for decision in decisions]
@@ -235,6 +264,7 @@ class Loop:
             self._read(sequences, rows, positions)
             self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
         self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
+        round_.seconds += time.perf_counter() - start
         self._count(round_, answering)
 
     def close(self, sequence: Sequence) -> None:
@@ -259,42 +289,53 @@ class Loop:
             finally:
                 session.give_back()
 
-    def _widths(self, layers: list[Any], budgets: Rows[float]) -> list[int]:
-        """Rows that each sequence's block may have in this round."""
+    def _rows_allowed(self, layers: list[Any], budgets: Rows[float]) -> int:
+        """The most rows of a pass that caches, budgets and the loop's own width allow."""
         most: float = self.verify_width if self.drafts else 1
         if most > 1 and max(budgets) > 1:
             ring = rows_at_once(layers)
             if ring <= 1:
                 self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
             most = min(most, ring, self.kv_quantization.rows_at_once(layers))
-        return [int(min(most, budget)) for budget in budgets]
+        return int(min(most, max(budgets)))
 
-    def _propose(self, sequences: list[Sequence], widths: list[int]) -> list[Proposal]:
+    def _propose(
+        self,
+        sequences: list[Sequence],
+        anchors: mx.array,
+        plan: Plan,
+        lazy: bool,
+    ) -> list[Proposal]:
         """Draft for every sequence that has room; none drafts once drafting has stopped."""
-        proposals = [Proposal.none() for _ in sequences]
+        proposals = [copy.proposal() if copy else Proposal.none() for copy in plan.copies]
         # A sequence with room for one token takes no key, as on its own.
-        places = [index for index, width in enumerate(widths) if width > 1]
-        if not places:
+        widths = plan.widths
+        places = [b for b, width in enumerate(widths) if width > 1 and plan.copies[b] is None]
+        if not places or self.drafter is None or not self.guard.on:
             return proposals
         drafting = [sequences[index] for index in places]
+        # Our own drafter takes its tokens from the target's head.
+        known = None if isinstance(self.drafter, Drafter) else self.target.num_embeddings
         with self.guard.step():
             found = propose_rows(
-                self.proposer,
+                self.drafter,
                 self.target,
-                [sequence.anchor for sequence in drafting],
-                [sequence.context for sequence in drafting],
+                anchors if len(places) == len(sequences) else anchors[mx.array(places)],
+                [sequence.drafter_context for sequence in drafting],
                 self.block_size,
-                [widths[index] - 1 for index in places],
                 [sequence.judge for sequence in drafting],
                 self.clock,
             )
             found = [
-                usable(proposal, widths[index] - 1)
+                usable(proposal, widths[index] - 1, known)
                 for index, proposal in zip(places, found, strict=True)
             ]
+            # The drafter runs while the target's graph is built; launch errors show here.
+            if not lazy:
+                mx.async_eval([x for proposal in found for x in proposal if x is not None])
             for index, proposal in zip(places, found, strict=True):
                 proposals[index] = proposal
-        self._lap(SELECT, [[p.tokens, p.finite] for p in proposals])
+        self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
         return proposals
 
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
@@ -327,7 +368,7 @@ class Loop:
         """Show committed tokens to the contexts that want to see them all."""
         with self.guard.step():
             for sequence, row, position in zip(sequences, tokens, positions, strict=True):
-                if sequence.reads_tokens:
+                if hasattr(sequence.context, "read"):
                     sequence.context.read(row, position)
 
     def _extend(
@@ -338,15 +379,18 @@ class Loop:
         positions: list[int],
         keeps: list[int],
     ) -> None:
-        contexts = [sequence.context for sequence in sequences]
+        if self.drafter is None or not self.guard.on:
+            return
+        contexts = [sequence.drafter_context for sequence in sequences]
         with self.guard.step():
-            extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
+            extend_rows(self.drafter, contexts, inputs, taps, positions, keeps)
 
     def _forward(
         self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False
     ) -> tuple[Forward, Transaction]:
         transaction = Transaction(layers, tokens.shape[1])
-        tap_layers = self.proposer.target_layer_ids if taps and self.drafts else ()
+        taps = taps and self.drafts and self.guard.on
+        tap_layers = self.proposer.target_layer_ids if taps else ()
         with _aborting(transaction):
             out = self.target.forward(tokens, layers, tap_layers, record)
             self.kv_quantization.check_heads(layers)
@@ -394,16 +438,32 @@ class Loop:
 
     def _count(self, round_: Round, answering: list[bool]) -> None:
         before = self.stats.first_drafts
-        rows = zip(round_.decisions, round_.proposals, answering, strict=True)
-        for decision, proposal, after_prompt in rows:
+        copied = [proposal.copied for proposal in round_.proposals]
+        for decision, copy, after_prompt in zip(round_.decisions, copied, answering, strict=True):
             bonus = decision.taken > decision.num_accepted
             if after_prompt:
                 counts = decision.num_drafted, decision.num_kept - 1, bonus
-                self.stats.count_round(*counts, copied=proposal.copied)
+                self.stats.count_round(*counts, copied=copy)
             else:
                 self.stats.prefills += bonus
-        self.stats.passes += any(answering)
+        if all(answering):
+            self.stats.count_pass(round_.width)
+            if self.controller is not None and self.drafts:
+                self._control(self.controller, round_)
         warn_low_acceptance(self.stats, before)
+
+    def _control(self, controller: Controller, round_: Round) -> None:
+        """Tell the controller what a round took and gave; copies say nothing of the drafter."""
+        drafts = [
+            (0, 0) if proposal.copied else (decision.num_drafted, decision.num_accepted)
+            for proposal, decision in zip(round_.proposals, round_.decisions, strict=True)
+        ]
+        if round_.width > 1 and not any(drafted for drafted, _ in drafts):
+            controller.observe_copies(round_.width * len(drafts), round_.seconds)
+        else:
+            controller.observe(round_.width, drafts, round_.seconds)
+        self.stats.parked = controller.reason
+        self.stats.parked_rounds += controller.parked and round_.width == 1
 
     def _lap(self, phase: str, *results: Any) -> None:
         if self.clock is not None:
@@ -448,8 +508,25 @@ def warn_low_acceptance(stats: Stats, before: int) -> None:
         warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
 
 
-def usable(proposal: Proposal, count: int) -> Proposal:
+def check_ids(prompt: mx.array, vocab_size: int) -> None:
+    """Refuse token ids that the target cannot embed: MLX would read other memory.
+
+    Raises:
+        ValueError: naming the id and the place.
+    """
+    wrong = (prompt < 0) | (prompt >= vocab_size)
+    if wrong.any().item():
+        index = integer(mx.argmax(wrong))
+        raise ValueError(
+            f"`prompt` holds token {integer(prompt[index])} at place {index} but the target has "
+            f"{vocab_size} tokens; the tokenizer may be of another model."
+        )
+
+
+def usable(proposal: Proposal, count: int, known: int | None = None) -> Proposal:
     """The first drafts of a proposal, as the target reads them.
+
+    Ids from ``known`` on become another one, and the proposal not finite.
 
     Raises:
         ValueError: if they are not a row of ids.
@@ -457,18 +534,22 @@ def usable(proposal: Proposal, count: int) -> Proposal:
     proposal = proposal.first(count)
     if proposal.tokens.ndim != 1:
         raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-    return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
+    tokens = proposal.tokens.astype(mx.uint32)
+    if known is None:
+        return proposal._replace(tokens=tokens)
+    finite = proposal.finite & (tokens < known).all()
+    return proposal._replace(tokens=mx.minimum(tokens, known - 1), finite=finite)
 
 
 def check_widths(
-    trained: int, block_size: int | None, verify_width: int | None, max_drafts: int = 0
+    trained: int, block_size: int | None, verify_width: int | None, max_copied: int = 0
 ) -> tuple[int, int]:
     """Block size and verify width in effect.
 
     Args:
         trained (int): The block size that the drafter was trained with.
         block_size, verify_width (int, optional): As asked for.
-        max_drafts (int): The most drafts that come from elsewhere. Default: ``0``.
+        max_copied (int): The most drafts that are copied. Default: ``0``.
 
     Raises:
         ValueError: naming the one that is out of range.
@@ -479,7 +560,7 @@ def check_widths(
             f"`block_size` is {block} but has to be from 1 to {trained}, the block that the "
             "drafter was trained with."
         )
-    most = max(block, max_drafts + 1)
+    most = max(block, max_copied + 1)
     width = most if verify_width is None else verify_width
     if not min(2, most) <= width <= most:
         rows = f"the block of {block}" if most == block else f"{most}, as many as are copied"

@@ -42,16 +42,16 @@ class Sampling:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ValueError(f"`{name}` has to be from {low} to {high} but is {value}.")
+                raise ValueError(f"`{name}` is {value} but has to be from {low} to {high}.")
             if type(low) is int and not isinstance(value, int):
-                raise ValueError(f"`{name}` has to be an integer but is {value}.")
+                raise ValueError(f"`{name}` is {value} but has to be an integer.")
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         settings = asdict(self) | {"xtc_special_tokens": list(self.xtc_special_tokens)}
         return sample_utils.make_sampler(**settings)(logprobs)
 
     def probs(self, logprobs: mx.array, key: mx.array) -> mx.array:
-        """The distribution that a draw from each row follows.
+        """Return the distribution that a draw from each row follows.
 
         Args:
             logprobs (mx.array): Rows [N, V] of log probabilities.
@@ -92,7 +92,7 @@ def make_sampler(
     xtc_threshold: float = 0.1,
     xtc_special_tokens: Sequence[int] | None = None,
 ) -> Sampling:
-    """A sampler with the arguments of :func:`mlx_lm.sample_utils.make_sampler`.
+    """Make a sampler with the arguments of :func:`mlx_lm.sample_utils.make_sampler`.
 
     Raises:
         ValueError: if a setting is out of its range, in one line.
@@ -124,15 +124,22 @@ class PureProcessor:
     """A logits processor that depends on nothing but its arguments.
 
     It may be called for rows that are never emitted, so a whole block is judged in one go. Wrap
-    a processor of your own in it only if it keeps no count and no state.
+    a processor of your own in it only if it keeps no count and no state. ``ids`` are tokens that
+    it names, so that those which the target does not have are refused.
     """
 
     function: LogitsProcessor
+    ids: tuple[int, ...] = ()
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         return self.function(tokens, logits)
 
 
-def make_logits_processors(*args: Any, **kwargs: Any) -> list[Callable]:
-    """The processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
-    return [PureProcessor(p) for p in sample_utils.make_logits_processors(*args, **kwargs)]
+def make_logits_processors(
+    logit_bias: dict[int, float] | None = None, *args: Any, **kwargs: Any
+) -> list[Callable]:
+    """Make the processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
+    made = sample_utils.make_logits_processors(logit_bias, *args, **kwargs)
+    # The bias comes first where there is one.
+    ids = [tuple(logit_bias or ())] + [()] * len(made)
+    return [PureProcessor(p, named) for p, named in zip(made, ids, strict=False)]

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..copies import CopyContext
 from .judge import Decision, Judge
 from .session import Session
 
@@ -38,14 +39,19 @@ class Sequence:
         return self.session.working
 
     @property
-    def reads_tokens(self) -> bool:
-        """Whether the drafter's context wants to see the ids of all committed tokens."""
-        return hasattr(self.context, "read")
+    def copies(self) -> CopyContext | None:
+        """Where its drafts may be copied from."""
+        return self.context if isinstance(self.context, CopyContext) else None
+
+    @property
+    def drafter_context(self) -> Any:
+        """The context of the drafter itself."""
+        return self.context if self.copies is None else self.copies.inner
 
     @property
     def keeps_tokens(self) -> bool:
         """Whether anybody needs the ids of the prompt on the host."""
-        return self.session.keeps_tokens or self.reads_tokens
+        return self.session.keeps_tokens or hasattr(self.context, "read")
 
     @property
     def context_state(self) -> list[mx.array]:

@@ -27,6 +27,9 @@ class Stats:
         drafted_at, accepted_at (list): The same by position in the block.
         copied_at, copies_accepted_at (list): Those of them that were copied from the text.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
+        widths (dict): Passes by the rows that each sequence had in them.
+        parked_rounds (int): Passes without drafts because drafting did not pay.
+        parked (str, optional): Why the last passes were plain, if they were.
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
         host_reads (int): How often the host waited for the device, for the prompt and all rounds.
         fallback (str, optional): Why drafting stopped before the end, if it did.
@@ -51,6 +54,9 @@ class Stats:
     copies_accepted_at: list[int] = field(default_factory=list)
     block_size: int = 1
     verify_width: int = 1
+    widths: dict[int, int] = field(default_factory=dict)
+    parked_rounds: int = 0
+    parked: str | None = None
     draft_failures: int = 0
     host_reads: int = 0
     fallback: str | None = None
@@ -84,6 +90,10 @@ class Stats:
     def copies_accepted(self) -> int:
         """Copied tokens that were emitted."""
         return sum(self.copies_accepted_at)
+
+    def count_pass(self, width: int) -> None:
+        self.passes += 1
+        self.widths[width] = self.widths.get(width, 0) + 1
 
     @property
     def first_drafts(self) -> int:
@@ -119,7 +129,7 @@ class Stats:
             f"only {accepted} of {drafted} first drafts were accepted, fewer than "
             f"{LOW_ACCEPTANCE:.0%}; likely causes, in this order: the drafter was made for another "
             "target or fine-tune, the chat template or thinking mode differs from its training, "
-            "the drafter's config or weights are damaged, its dtype or quantisation, the text is "
+            "the drafter's config or weights are damaged, its dtype or quantization, the text is "
             "unlike its training. `mlx_dflash2 doctor --trace` finds the stage at fault"
         )
 
@@ -143,6 +153,12 @@ class Stats:
             f"{self.accepted} of {self.drafted} drafts accepted "
             f"(block {self.block_size}, verify width {self.verify_width}, {self.rule})",
         ]
+        if self.parked_rounds:
+            why = f": {self.parked}" if self.parked else ""
+            lines.append(f"Without drafts in {self.parked_rounds} rounds{why}")
+        if len(self.widths) > 1:
+            widths = ", ".join(f"{width} x {n}" for width, n in sorted(self.widths.items()))
+            lines.append(f"Verify widths (rows x rounds): {widths}")
         if self.row_by_row:
             lines.append(f"Rows judged one by one because of {self.row_by_row}")
         if self.drafted_at:

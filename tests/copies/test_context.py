@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.proposers import Stub
 
 from mlx_dflash2 import copies
-from mlx_dflash2.copies import MAX_DRAFTS, CopyContext, CopyIndex, CopyProposer, CopyRates
+from mlx_dflash2.copies import MAX_DRAFTS, Copy, CopyContext, CopyIndex, CopyProposer, CopyRates
 from mlx_dflash2.drafter.model import Proposal
 
 PHRASE = [10, 11, 12, 13, 14, 15, 16, 17]
@@ -175,21 +175,29 @@ def test_the_drafter_drafts_where_more_of_its_drafts_should_stay():
     context = proposer.make_context()
     text = list(range(100, 130))
     context.read([*text, 1, 100, 101], 0)
-    weak = proposer.copy(context, 102, 15, 8)
-    assert weak is None and context.offer(102, 15).expected < copies.DRAFTER_PRIOR
+    assert not propose(proposer, context, 102).copied and drafter.calls == 1
+    assert context.offer(102, 15).expected < copies.DRAFTER_PRIOR
     # It disappoints: only the anchors stay.
     for position, token in enumerate(range(102, 110), start=33):
         context.read([token], position)
-        found = proposer.copy(context, token + 1, 15, 8)
-    assert context.drafter_yield < copies.DRAFTER_PRIOR and drafter.calls == 0
+        found = propose(proposer, context, token + 1)
+    assert context.drafter_yield < copies.DRAFTER_PRIOR and 1 < drafter.calls < 9
     assert found.copied and found.tokens.tolist()[:4] == list(range(111, 115))
 
 
-def test_without_a_drafter_or_its_block_there_are_only_copies():
-    for proposer, block in ((CopyProposer(), 1), (CopyProposer(Counted()), 1)):
-        context = proposer.make_context()
-        context.read([1, 2, 3], 0)
-        assert proposer.copy(context, 4, 15, block).tokens.size == 0
+def test_a_drafter_gives_no_more_than_its_block():
+    context, copy = CopyProposer(Counted()).make_context(), Copy([1, 2], [0.9, 0.8])
+    assert context.leaves_to_drafter(copy, 7) and not context.leaves_to_drafter(copy, 1)
+
+
+def propose(proposer, context, anchor, block_size=8):
+    return proposer.propose(None, mx.array([anchor]), context, block_size)
+
+
+def test_without_a_drafter_there_are_only_copies():
+    context = CopyProposer().make_context()
+    context.read([1, 2, 3], 0)
+    assert propose(CopyProposer(), context, 4).tokens.size == 0
     assert CopyProposer().block_size == 1 and CopyProposer().target_layer_ids == ()
     assert CopyProposer().context_size == 0
 
@@ -199,15 +207,13 @@ def test_it_is_a_proposer():
     proposer = CopyProposer(Counted())
     context = proposer.make_context()
     context.read([*range(100, 140), 1, *range(100, 120)], 0)
-    copied = proposer.propose(None, mx.array([120]), context, 8)
+    copied = propose(proposer, context, 120)
     assert copied.copied and copied.tokens.tolist() == list(range(121, 121 + MAX_DRAFTS))
     context.read([120, 7], 61)
-    drafted = proposer.propose(None, mx.array([7]), context, 8)
+    drafted = propose(proposer, context, 7)
     assert not drafted.copied and drafted.tokens.tolist() == [1] * 7
     proposer.extend(context, mx.array([120, 7]), None, 61)
     assert context.inner.tokens == {61: 120, 62: 7}
-    alone = CopyProposer()
-    assert alone.propose(None, mx.array([7]), alone.make_context(), 1).tokens.size == 0
 
 
 def test_parts_of_a_proposal_stay_copies():

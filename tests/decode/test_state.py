@@ -1,39 +1,18 @@
 """However a generation ends, the caller's caches cover exactly the prompt and what was emitted."""
 
-from functools import cache
-
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from support.proposers import half, oracle
-from support.tiny import (
-    DENSE,
-    HYBRID,
-    SLIDING,
-    VOCAB,
-    make_drafter,
-    make_model,
-    make_tokenizer,
-    plain_tokens,
-)
+from support.runs import model_of, prompt_and_plain, steps_of
+from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, make_tokenizer, plain_tokens
 
 from mlx_dflash2.decode.rollback import num_cached
-from mlx_dflash2.generate import dflash_generate_step, stream_generate
+from mlx_dflash2.generate import stream_generate
 from mlx_dflash2.targets.base import Target
 
 KINDS = (DENSE, HYBRID, "qwen3_5-conv2", SLIDING, "llama-sliding", "gemma4_text-shared")
 LENGTHS = (1, 16, 40)
-
-
-@cache
-def model_of(kind):
-    return make_model(kind)
-
-
-@cache
-def prompt_and_plain(kind, length):
-    prompt = mx.random.randint(0, VOCAB, (length,), key=mx.random.key(length)).tolist()
-    return prompt, plain_tokens(model_of(kind), prompt, 40)
 
 
 def assert_covers(kind, prompt_cache, tokens):
@@ -48,12 +27,6 @@ def assert_covers(kind, prompt_cache, tokens):
 
 def fresh_cache(kind):
     return make_prompt_cache(model_of(kind))
-
-
-def steps_of(kind, prompt, proposer, prompt_cache, **kwargs):
-    return dflash_generate_step(
-        mx.array(prompt), model_of(kind), proposer, prompt_cache=prompt_cache, **kwargs
-    )
 
 
 @pytest.mark.parametrize("length", LENGTHS)

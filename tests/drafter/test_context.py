@@ -81,7 +81,7 @@ def filled(drafter, taps, position=0):
 
 def test_what_is_outside_the_window_cannot_change_a_draft():
     drafter, target = make_drafter(WINDOW), bind(make_model(DENSE))
-    taps = mx.random.normal((1, 60, 3 * 64))
+    taps = mx.random.normal((1, 60, 2 * 64))
     embedded = target.embed(mx.array([[5] + [VOCAB - 1] * 7]))
     reference = drafter(embedded, filled(drafter, taps))
     outside, inside = mx.array(taps), mx.array(taps)

@@ -228,9 +228,7 @@ def test_logits_are_close_to_llama_cpp(pair, gguf):
 
 
 def test_second_call_does_not_build(folder, cache, conversions):
-    start = time.perf_counter()
     assert embedded.target_path(cache) == folder
-    assert time.perf_counter() - start < 0.25
     assert not conversions
 
 
@@ -299,7 +297,9 @@ def test_other_model_is_refused(gguf, monkeypatch, tmp_path):
         return {}, {"general.architecture": "gemma"}
 
     monkeypatch.setattr(embedded.mx, "load", other)
-    with pytest.raises(ValueError, match=r"`general\.architecture` is 'gemma', not 'llama'"):
+    with pytest.raises(
+        ValueError, match=r"`general\.architecture` is 'gemma' but has to be 'llama'"
+    ):
         embedded.target_path(tmp_path)
 
 

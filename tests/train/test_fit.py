@@ -11,14 +11,14 @@ from mlx.utils import tree_flatten
 from support.tiny import CONFIGS, DENSE, make_model
 from support.training import greedy_corpus
 
-from mlx_dflash2.evaluation.teacher_forced import Replay, acceptance_length, measure
+from mlx_dflash2.evaluation.teacher_forced import TextPass, acceptance_length, measure_drafts
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import checkpoints
 from mlx_dflash2.train import trainer as trainer_module
 from mlx_dflash2.train.batches import Batches
-from mlx_dflash2.train.init import freeze_but, new_drafter, part_of
 from mlx_dflash2.train.objective import Objective
 from mlx_dflash2.train.shape import Shape, new_args
+from mlx_dflash2.train.start import freeze_but, new_drafter, part_of
 from mlx_dflash2.train.taps import ComputedTaps
 from mlx_dflash2.train.trainer import Diverged, Schedule, Trainer, fit
 from mlx_dflash2.train.vocabulary import FullVocabulary, SampledVocabulary, most_frequent
@@ -74,7 +74,9 @@ def load_weights(trainer: Trainer):
 
 RUNS = {
     "plain": {},
-    "averaged, accumulated": dict(schedule=replace(SCHEDULE, average=0.9, accumulate=2)),
+    "averaged, accumulated": dict(
+        schedule=replace(SCHEDULE, average=0.9, grad_accumulation_steps=2)
+    ),
     "d-pace, soft": dict(objective=Objective("lk", gamma=None), soft=True),
     "sampled": dict(sample=60),
     "bfloat16, checkpointed": dict(
@@ -111,10 +113,10 @@ def test_training_lengthens_what_is_accepted(setup):
         load_weights(trainer)
         hits = []
         for text in list(corpus)[:3]:
-            replay = Replay(
+            passed = TextPass(
                 target, text.tokens.tolist(), text.prompt_length, SHAPE.target_layer_ids
             )
-            hits.append(measure(trainer.drafter, replay, replay.anchors(5)).path)
+            hits.append(measure_drafts(trainer.drafter, passed, passed.anchors(5)).path)
         trainer.drafter.train()
         return acceptance_length(np.concatenate(hits))
 
@@ -154,7 +156,7 @@ class Replaced:
 
 
 def test_numbers_that_are_none_stop_the_run_and_leave_its_weights(setup, tmp_path):
-    trainer = make_trainer(setup, replace(SCHEDULE, accumulate=2, average=0.9))
+    trainer = make_trainer(setup, replace(SCHEDULE, grad_accumulation_steps=2, average=0.9))
     trainer.batches = Replaced(
         trainer.batches, 7, lambda batch: batch._replace(taps=batch.taps * mx.nan)
     )
@@ -301,7 +303,7 @@ def test_accumulated_batches_are_averaged(setup):
     """Two that are the same are as one."""
     results = []
     for accumulate in (1, 2):
-        trainer = make_trainer(setup, replace(SCHEDULE, accumulate=accumulate))
+        trainer = make_trainer(setup, replace(SCHEDULE, grad_accumulation_steps=accumulate))
         trainer.batches = Repeated(trainer.batches)
         results.append(trainer.step())
     for name in ("loss", "norm"):
@@ -322,7 +324,7 @@ def test_processes_take_different_batches(setup, monkeypatch):
     monkeypatch.setattr(trainer_module, "average_gradients", lambda gradients, group: gradients)
     asked = {}
     for rank in (0, 1):
-        trainer = make_trainer(setup, replace(SCHEDULE, accumulate=2))
+        trainer = make_trainer(setup, replace(SCHEDULE, grad_accumulation_steps=2))
         trainer.group = SimpleNamespace(rank=lambda rank=rank: rank, size=lambda: 2)
         batch, asked[rank] = trainer.batches.batch, []
         monkeypatch.setattr(
