@@ -75,11 +75,11 @@ class CopyIndex:
         self.whole = True
 
     def continuation(self, index: int) -> int:
-        """The token that followed the match, or later ones; a copy may run into itself."""
+        """Return the token that followed the match, or a later one; a copy may run into itself."""
         return self.tokens[self.source + index % (len(self.tokens) - self.source)]
 
     def _step(self, state: int, token: int) -> int:
-        """The state of a state's longest string and a token, split off if it has longer ones."""
+        """Find the state of a state's longest string and a token; split it off longer ones."""
         child = self._next[state][token]
         if self._length[child] == self._length[state] + 1:
             return child
@@ -118,7 +118,7 @@ class CopyRates:
         self._seen[place] = keep * self._seen[place] + 1
 
     def chance(self, match: int) -> float:
-        """How likely the token after a match of so many tokens is right."""
+        """Return how likely the token after a match of so many tokens is right."""
         place = self._place(match)
         return self._right[place] / self._seen[place]
 
@@ -139,7 +139,7 @@ class Copy(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """How many drafts should stay."""
+        """Return how many drafts should stay."""
         return sum(self.chances)
 
     def first(self, count: int) -> "Copy":
@@ -147,7 +147,7 @@ class Copy(NamedTuple):
         return Copy(self.tokens[:count], self.chances[:count])
 
     def proposal(self) -> Proposal:
-        """The drafts as the loop verifies them."""
+        """Make the drafts what the loop verifies."""
         return Proposal(mx.array(self.tokens, mx.uint32), mx.array(True), copied=True)
 
 
@@ -198,7 +198,7 @@ class CopyContext:
             self.index, self.start = latest, self.start + surplus
 
     def offer(self, anchor: int, most: int) -> Copy:
-        """What there is to copy after an anchor.
+        """Look up what there is to copy after an anchor.
 
         Args:
             anchor (int): The last token handed out, which is not committed yet.
@@ -216,7 +216,7 @@ class CopyContext:
         return copy
 
     def leaves_to_drafter(self, copy: Copy, most: int) -> bool:
-        """Whether more of the drafter's drafts should stay, of ``most``; then it drafts now.
+        """Decide whether the drafter drafts: if more of its drafts should stay, of ``most``.
 
         The next :meth:`read` tells how many did.
         """
@@ -233,25 +233,30 @@ class CopyContext:
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays of the drafter's context."""
+        """Return the arrays of the drafter's context."""
         return getattr(self.inner, "state", [])
 
     @property
     def layers(self) -> list[Any]:
-        """The layers of the drafter's context: what is saved of it."""
+        """Return the layers of the drafter's context: what is saved of it."""
         return getattr(self.inner, "layers", [])
 
     @property
     def offset(self) -> int:
-        """The position after the last row of the drafter's context."""
+        """Return the position after the last row of the drafter's context."""
         return getattr(self.inner, "offset", self.position)
 
     @offset.setter
     def offset(self, position: int) -> None:
-        self.inner.offset = position
+        if self.inner is not None:
+            self.inner.offset = position
 
     def _go_to(self, tokens: Sequence[int], position: int) -> int:
-        """Leave in the index what is before a position or in ``tokens``; how many these are."""
+        """Leave in the index what is before a position, and what of ``tokens`` it knows already.
+
+        Returns:
+            int: How many of the tokens it knows.
+        """
         place = position - self.start
         if not 0 <= place <= len(self.index):
             self.index, self.start = CopyIndex(), position
@@ -270,8 +275,7 @@ class CopyContext:
 class CopyProposer:
     """Copies where the text repeats itself, and leaves other rounds to a drafter.
 
-    It is a :class:`mlx_dflash2.drafter.Proposer`, and gives every target more than plain decoding
-    that has no drafter.
+    It is a :class:`mlx_dflash2.drafter.Proposer` for every target, with or without a drafter.
 
     Args:
         drafter (Proposer, optional): Default: ``None``, copies only.
@@ -289,17 +293,17 @@ class CopyProposer:
 
     @property
     def block_size(self) -> int:
-        """Rows of the drafter's block; 1 without a drafter."""
+        """Return the rows of the drafter's block; 1 without a drafter."""
         return 1 if self.drafter is None else self.drafter.block_size
 
     @property
     def target_layer_ids(self) -> Sequence[int]:
-        """The layers that the drafter taps."""
+        """Return the layers that the drafter taps."""
         return () if self.drafter is None else self.drafter.target_layer_ids
 
     @property
     def context_size(self) -> int | None:
-        """How many of the latest rows the drafter can use."""
+        """Return how many of the latest rows the drafter can use."""
         return 0 if self.drafter is None else self.drafter.context_size
 
     def make_context(self) -> CopyContext:
@@ -330,5 +334,5 @@ class CopyProposer:
 
 
 def without_copies(proposer: Proposer) -> Proposer | None:
-    """The drafter beside which tokens are copied, or the proposer itself."""
+    """Return the drafter beside which tokens are copied, or the proposer itself."""
     return proposer.drafter if isinstance(proposer, CopyProposer) else proposer

@@ -36,7 +36,7 @@ def plan_round(
         widest (int): The most rows that caches and budgets allow.
         max_copied (int): The most drafts to copy; 0 where nothing is copied.
         drafts (bool): Whether the drafter may draft.
-        controller (Controller, optional): Chooses the width. Default: ``None``, the widest.
+        controller (Controller, optional): Chooses the width; without one it is the widest.
     """
     copies = [
         context.offer(anchor, min(max_copied, int(min(widest, budget)) - 1))
@@ -52,8 +52,9 @@ def plan_round(
     widths = [int(min(width, budget)) for budget in budgets]
     if not copies:
         return Plan(widths, [None] * len(widths))
+    copies = [copy.first(w - 1) for copy, w in zip(copies, widths, strict=True)]
     return Plan(widths, [
-        None if drafts and w > 1 and context.leaves_to_drafter(copy, w - 1) else copy.first(w - 1)
+        None if drafts and w > 1 and context.leaves_to_drafter(copy, w - 1) else copy
         for (context, _, w), copy in zip(_copying(sequences, widths), copies, strict=True)
     ])  # fmt: skip
 

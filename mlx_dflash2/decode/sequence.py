@@ -40,17 +40,17 @@ class Sequence:
 
     @property
     def copies(self) -> CopyContext | None:
-        """Where its drafts may be copied from."""
+        """Return where its drafts may be copied from."""
         return self.context if isinstance(self.context, CopyContext) else None
 
     @property
     def drafter_context(self) -> Any:
-        """The context of the drafter itself."""
+        """Return the context of the drafter itself."""
         return self.context if self.copies is None else self.copies.inner
 
     @property
     def keeps_tokens(self) -> bool:
-        """Whether anybody needs the ids of the prompt on the host."""
+        """Tell whether anybody needs the ids of the prompt on the host."""
         return self.session.keeps_tokens or hasattr(self.context, "read")
 
     @property
@@ -59,7 +59,7 @@ class Sequence:
         return getattr(self.context, "state", [])
 
     def advance(self, decision: Decision) -> list[int]:
-        """Account for a pass of which the caches keep ``decision.num_kept`` rows: their tokens."""
+        """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
         emitted = decision.tokens[: decision.taken]
         anchor = [] if self.anchor is None else [self.anchor]
         rows = [*anchor, *emitted][: decision.num_kept]

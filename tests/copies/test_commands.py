@@ -69,7 +69,7 @@ def test_generate(folders, invoke):
         models += [] if mode == "only" else ["--draft-model", folders["drafter"]]
         status, out, err = invoke(
             *models, "--prompt", TEXT * 3, "--copy-drafts", mode, "--ignore-chat-template",
-            "-m", "60", main=generate.main,
+            "-m", "60", "--verify-width", "8", main=generate.main,
         )  # fmt: skip
         assert status == 0
         answers[mode] = out

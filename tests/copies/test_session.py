@@ -88,6 +88,15 @@ def test_saved_and_loaded(kind, tmp_path):
         assert stats.prompt_tokens == len(SECOND)
 
 
+def test_copies_alone_are_saved_and_loaded(tmp_path):
+    file, session = tmp_path / "c.safetensors", DFlashPromptCache(model_of(DENSE), CopyProposer())
+    first, _ = turn(DENSE, session, FIRST, session.draft_model)
+    session.save(file)
+    loaded, _ = DFlashPromptCache.load(file, model_of(DENSE), CopyProposer())
+    _, stats = turn(DENSE, loaded, FIRST + first + SECOND, CopyProposer())
+    assert stats.prompt_tokens == len(SECOND)
+
+
 def rows_of(session):
     """The keys and values of the drafter's context."""
     return [x for layer in session.context.layers for x in layer.keys_and_values()]

@@ -159,6 +159,7 @@ def test_batches(kind, drafter):
     response = batch_generate(
         model_of(kind), make_tokenizer(), [prompt for prompt, _, _ in texts],
         max_tokens=[34, 30, 11, 25], draft_model=proposer, return_token_ids=True, stats=stats,
+        verify_width=16,
     )  # fmt: skip
     budgets = zip(texts, (34, 30, 11, 25), strict=True)
     assert response.token_ids == [plain[:n] for (_, plain, _), n in budgets]
@@ -173,13 +174,18 @@ def test_a_batch_drafts_as_each_sequence_alone():
     for prompt, _, text in texts:
         proposer = Planted(text, drafter=make_drafter(), wrong=11)
         steps = dflash_generate_step(
-            mx.array(prompt), model_of(DENSE), proposer, max_tokens=30, stats=alone
+            mx.array(prompt),
+            model_of(DENSE),
+            proposer,
+            max_tokens=30,
+            stats=alone,
+            verify_width=16,
         )
         assert len(list(steps)) == 30
     batch_generate(
         model_of(DENSE), make_tokenizer(), [prompt for prompt, _, _ in texts], max_tokens=30,
         draft_model=Planted(*(text for _, _, text in texts), drafter=make_drafter(), wrong=11),
-        stats=together,
+        stats=together, verify_width=16,
     )  # fmt: skip
     counts = ("rounds", "drafted_at", "accepted_at", "copied_at", "copies_accepted_at")
     assert all(getattr(alone, name) == getattr(together, name) for name in counts)
@@ -369,7 +375,12 @@ def test_a_copy_that_is_never_right_does_not_warn_about_the_drafter(recwarn):
     wrong = prompt + [t if i % 4 else (t + 1) % VOCAB for i, t in enumerate(plain)]
     stats = Stats()
     steps = dflash_generate_step(
-        mx.array(prompt), model_of(DENSE), Planted(wrong), max_tokens=90, stats=stats
+        mx.array(prompt),
+        model_of(DENSE),
+        Planted(wrong),
+        max_tokens=90,
+        stats=stats,
+        verify_width=16,
     )
     assert [token for token, _, _ in steps] == plain
     assert stats.copied > stats.copies_accepted and not recwarn.list
