@@ -78,11 +78,17 @@ def _measure(args: argparse.Namespace) -> None:
         )
     draft_lm = _draft_lm(args, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
-        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
+        drafters,
+        args.temps,
+        args.verify_widths or [None],
+        draft_lm,
+        args.num_draft_tokens or 3,
+        args.copy_drafts,
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     settings_of_all = asdict(settings) | {"trials": args.trials, "temps": args.temps}
     settings_of_all |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
+    settings_of_all["copy_drafts"] = args.copy_drafts
     plan = {
         "kind": KIND,
         "format": FORMAT,

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..decode.defaults import (
+    COPY_DRAFTS,
+    COPY_DRAFTS_DEFAULT,
     CPU_PREFILL_STEP_SIZE,
     KV_GROUP_SIZE,
     PREFILL_STEP_SIZE,
@@ -118,6 +120,7 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the drafter, and how much of its block is used."""
     group = parser.add_argument_group("drafter")
     add_draft_model_arguments(group)
+    add_copy_argument(group)
     group.add_argument(
         "--block-size",
         type=int,
@@ -130,6 +133,17 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="Rows of the block that the target verifies; 1 does not draft (default: chosen each "
         "round)",
+    )
+
+
+def add_copy_argument(parser: argparse._ActionsContainer) -> None:
+    """Add copies from the text so far, beside the drafter or instead of it."""
+    parser.add_argument(
+        "--copy-drafts",
+        choices=COPY_DRAFTS,
+        default=COPY_DRAFTS_DEFAULT,
+        help="Also draft what followed where the text repeats itself; 'only' needs no drafter "
+        "(default: %(default)s)",
     )
 
 
