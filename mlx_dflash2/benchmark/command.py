@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import mlx.nn as nn
@@ -20,6 +19,7 @@ from ..cli.arguments import add_draft_model_argument, add_model_arguments
 from ..cli.build import read_pair
 from ..cli.console import note, run
 from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..cli.outputs import check_file, check_folder, user_path
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import fingerprint
 from ..evaluation.prompts import SUITES, digest, encode, read_chats
@@ -59,8 +59,8 @@ _OPTIONS = (
     Option("recall", bool, False, None, "Also measure recall, teacher forced"),
     Option("recall_stride", int, None, _COUNT,
         "Tokens from one anchor to the next (default: 4)"),
-    Option("json", Path, None, None, "Write all results to this file"),
-    Option("plots", Path, None, None, "Write plots into this folder"),
+    Option("json", user_path, None, None, "Write all results to this file"),
+    Option("plots", user_path, None, None, "Write plots into this folder"),
 )
 # fmt: on
 
@@ -139,7 +139,9 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     """Return what flags change about the models, ``None`` for what they leave alone."""
     adapter = args.adapter_path
     return {
-        "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
+        "adapter": None
+        if adapter is None
+        else fingerprint(user_path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
         "dense": args.dense or None,
         "extra_eos_token": list(args.extra_eos_token) or None,
@@ -172,9 +174,10 @@ def _check(args: argparse.Namespace) -> BenchSettings:
     check_ranges(args, _OPTIONS)
     if args.recall and 0 not in args.temps:
         raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
+    if args.json is not None:
+        check_file(args.json, "--json")
     if args.plots is not None:
+        check_folder(args.plots, "--plots")
         plots.check()
     check_seed(args.seed)
     for temp in args.temps:

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ..decode.defaults import KV_GROUP_SIZE, PREFILL_STEP_SIZE, QUANTIZED_KV_START
 from .dense import add_dense_argument
+from .outputs import check_file
 from .start import add_blas_argument
 
 
@@ -234,8 +235,10 @@ def safetensors_file(text: str) -> str:
     path = Path(text).expanduser()
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    try:
+        check_file(path, "the new file", replaced=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return str(path)
 
 

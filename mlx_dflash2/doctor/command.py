@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -12,6 +11,7 @@ import mlx.core as mx
 from ..cli.arguments import add_draft_model_arguments
 from ..cli.console import note, run
 from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..cli.outputs import check_file, user_path
 from ..cli.start import add_blas_argument
 from ..evaluation.machine import chip_name, memory_size
 from ..evaluation.machine import environment as machine
@@ -36,7 +36,7 @@ _OPTIONS = {
         Option("model", str, None, None,
             "The path to the local model directory or Hugging Face repo of the target (default: "
             "the embedded one, where a drafter or --trace is given)"),
-        Option("json", Path, None, None, "Also write the lines to this file"),
+        Option("json", user_path, None, None, "Also write the lines to this file"),
     ),
     "what a pair brings": (
         Option("bandwidth", float, None, _AT_LEAST_1, "Memory bandwidth in GB/s"),
@@ -113,8 +113,8 @@ def _check(args: argparse.Namespace) -> None:
     _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
     if args.draft_bits is not None and not (pair or args.trace):
         raise ValueError("--draft-bits has an effect only with a pair.")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
+    if args.json is not None:
+        check_file(args.json, "--json")
 
 
 def _settle(args: argparse.Namespace, defaults: dict[str, Any], used: bool, where: str) -> None:
