@@ -305,7 +305,8 @@ def target_fingerprint(model: nn.Module) -> str:
         settings = [getattr(module, name, None) for name in _SETTINGS]
         known = [value for value in settings if isinstance(value, int | float | str)]
         digest.update(repr((path, type(module).__name__, known)).encode())
-    for path, value in tree_flatten(model.parameters()):
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    for path, value in arrays.items():
         digest.update(repr((path, value.shape, str(value.dtype))).encode())
         # One axis of an array has at most this length.
         while value.size >= 2**31:
