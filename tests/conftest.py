@@ -1,4 +1,3 @@
-import importlib
 import shutil
 import sys
 
@@ -6,6 +5,7 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from support import NO_CLANG, WHAT_THE_BENCH_NEEDS
+from support.commands import main_of
 from support.saved_models import save_drafter, save_target
 from support.tiny import drafter_config
 
@@ -58,7 +58,6 @@ def invoke(monkeypatch, capsys, model_folders):
 
     Without a ``main`` it is the generate command on the saved pair.
     """
-    command = importlib.import_module("mlx_dflash2.generate.command")
     models = ["--model", f"{model_folders / 'target'}"]
     models += ["--draft-model", f"{model_folders / 'drafter'}"]
 
@@ -67,7 +66,7 @@ def invoke(monkeypatch, capsys, model_folders):
         monkeypatch.setattr(sys, "argv", argv)
         status = 0
         try:
-            (main or command.main)()
+            (main or main_of("generate"))()
         except SystemExit as error:
             status = error.code or 0
             if isinstance(status, str):

@@ -10,6 +10,7 @@ from ..drafter.args import GENERATIONS, DrafterArgs
 from ..drafter.fields import architectures
 from ..drafter.model import Drafter
 from ..drafter.speculators import is_speculators
+from .defaults import DTYPE_NAMES, GROUP_SIZE, GROUP_SIZES
 from .files import (
     DRAFTER_FILES,
     Source,
@@ -18,9 +19,9 @@ from .files import (
     read_weights,
     weight_files,
 )
-from .tensors import GROUP_SIZE, GROUP_SIZES, cast, fit_to, main_dtype, quantize
+from .tensors import cast, fit_to, main_dtype, quantize
 
-DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
+DTYPES = {name: getattr(mx, name) for name in DTYPE_NAMES}
 
 
 @dataclass(frozen=True)

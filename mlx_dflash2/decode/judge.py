@@ -142,7 +142,7 @@ class Judge:
         """Independent keys for one round's draft, filter, acceptance and draw."""
         if self._keys is None:
             self.key, *self._keys = mx.random.split(key, 5)
-            mx.async_eval(self.key)
+            mx.async_eval(self.key, self._keys)
         return self._keys
 
     def at_once(

@@ -6,14 +6,9 @@ from pathlib import Path
 from .. import embedded
 from ..checkpoint.load import DrafterSource, check_bits, find_drafter
 from ..checkpoint.target import TargetSource, find_target
-from ..decode.loop import check_widths
+from ..decode.checks import check_widths
 from ..drafter.fit import check_fit
 from .known import default_drafter, mismatch_note
-
-EMBEDDED_NOTE = (
-    "No --model: this is the embedded pair, SmolLM2-135M-Instruct with its drafter. For "
-    "Qwen3.8-27B: mlx_dflash2.generate --model mlx-community/Qwen3.8-27B-4bit"
-)
 
 
 @dataclass(frozen=True)
@@ -37,6 +32,7 @@ def find_pair(
     model: str | Path | None = None,
     draft_model: str | Path | None = None,
     *,
+    revision: str | None = None,
     draft_bits: int | None = None,
     block_size: int | None = None,
     verify_width: int | None = None,
@@ -48,6 +44,7 @@ def find_pair(
             the embedded pair.
         draft_model (str or Path, optional): Folder or repository of the drafter. Default:
             ``None``, the known drafter of the target.
+        revision (str, optional): Revision of the target's repository. Default: ``None``.
         draft_bits (int, optional): Bits to quantize the drafter to when it is read.
         block_size, verify_width (int, optional): As in :func:`dflash_generate_step`.
 
@@ -60,8 +57,7 @@ def find_pair(
     notes = []
     if model is None:
         model = embedded.target_path()
-        notes.append(EMBEDDED_NOTE)
-    target = find_target(model)
+    target = find_target(model, revision)
     if not draft_model:
         # The embedded target may also be named by its folder, as in a saved prompt cache.
         found = embedded.is_target(model)

@@ -1,16 +1,36 @@
 """Load a pair that was found."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
+from ..checkpoint.download import Download, pending_download
+from ..checkpoint.files import DRAFTER_FILES
 from ..checkpoint.load import device_dtype, read_drafter
 from ..checkpoint.target import read_target
 from ..drafter.model import Drafter
 from .find import PairSources
+
+
+def pending_downloads(sources: PairSources) -> list[Download]:
+    """Tell what is still to be downloaded of a pair, as :func:`pending_download`."""
+    files = ((sources.drafter, DRAFTER_FILES), (sources.target, DEFAULT_ALLOW_PATTERNS))
+    found = [pending_download(source, patterns) for source, patterns in files]
+    return [download for download in found if download is not None]
+
+
+def fetch_pair(sources: PairSources) -> tuple[Path, Path]:
+    """Download what is missing of a pair; return the folders of target and drafter.
+
+    Raises:
+        FileNotFoundError: if the hub cannot give a file.
+    """
+    return sources.target.fetch(DEFAULT_ALLOW_PATTERNS), sources.drafter.fetch(DRAFTER_FILES)
 
 
 @dataclass

@@ -1,10 +1,10 @@
 """What cannot be written is refused before anything is read, and nothing is touched."""
 
-import importlib
 import shutil
 from collections import namedtuple
 
 import pytest
+from support.commands import main_of
 from support.folders import no_weights_read
 
 PLACES = {
@@ -13,10 +13,6 @@ PLACES = {
     "in no folder": lambda path: path / "none" / "out.json",
     "where the system forbids it": lambda _: "/proc/out.json",
 }
-
-
-def main(name):
-    return importlib.import_module(f"mlx_dflash2.{name}.command").main
 
 
 def pair(folders):
@@ -32,7 +28,7 @@ def path(tmp_path):
 def refused(invoke, path, command, args, status=1):
     before = sorted(path.rglob("*"))
     with no_weights_read():
-        found, out, err = invoke(*map(str, args), main=main(command))
+        found, out, err = invoke(*map(str, args), main=main_of(command))
     assert found == status and not out and "Traceback" not in err, err
     assert sorted(path.rglob("*")) == before and (path / "file").read_text() == "kept"
     return err.splitlines()[-1]
@@ -72,14 +68,14 @@ def test_a_full_disk(model_folders, path, invoke, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 10**6, 1000))
     args = ["--model", model_folders / "drafter", "--mlx-path", path / "new", "--dtype", "float32"]
-    status, _, err = invoke(*map(str, args), main=main("convert"))
+    status, _, err = invoke(*map(str, args), main=main_of("convert"))
     assert status == 1 and "GB free" in err.splitlines()[-1]
     assert [file.name for file in path.iterdir()] == ["file"]
 
 
 def test_the_home_folder(model_folders, path, invoke, monkeypatch):
     monkeypatch.setenv("HOME", str(path))
-    status, _, err = invoke(*pair(model_folders), "--json", "~/new.json", main=main("doctor"))
+    status, _, err = invoke(*pair(model_folders), "--json", "~/new.json", main=main_of("doctor"))
     assert status == 0 and (path / "new.json").is_file(), err
     args = ["-p", "x", "-m", "2", "--save-prompt-cache", "~/new.safetensors"]
     assert invoke(*args)[0] == 0 and (path / "new.safetensors").is_file()

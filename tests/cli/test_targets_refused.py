@@ -1,14 +1,16 @@
 """A target that cannot run is refused by every command alike, before a weight is read."""
 
-import importlib
 import json
 import shutil
 
 import mlx.core as mx
 import pytest
+from support.commands import main_of
 from support.folders import spoil
 from support.saved_models import save_drafter, save_target
 from support.tiny import drafter_config
+
+from mlx_dflash2.omlx import command as omlx
 
 
 def config(**changes):
@@ -114,8 +116,8 @@ def test_refused_in_one_line(originals, tmp_path, invoke, monkeypatch, command, 
     else:
         spoil(target)
         spoil(drafter)
-    module = importlib.import_module(f"mlx_dflash2.{command}.command")
-    status, out, err = invoke(*arguments(command, target, drafter, tmp_path), main=module.main)
+    main = omlx.main if command == "omlx" else main_of(command)
+    status, out, err = invoke(*arguments(command, target, drafter, tmp_path), main=main)
     lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
     assert status == 1 and "Traceback" not in err and "verdict" not in out, (out, err)
     assert len(lines) == 1 and words in lines[0], err

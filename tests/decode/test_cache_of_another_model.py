@@ -9,6 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.tuner.utils import linear_to_lora_layers
+from support.commands import main_of
 from support.saved_models import save_drafter, save_target
 from support.tiny import DENSE, make_model
 
@@ -66,7 +67,7 @@ def run(folders, invoke, tmp_path):
         pair = ["--model", f"{model}"] if model else []
         pair += ["--draft-model", f"{folders / 'drafter'}", "--prompt", "A story.", "-m", "5"]
         pair += ["--adapter-path", f"{folders / adapter}"] if adapter else []
-        return invoke(*pair, *map(str, args), main=command.main)
+        return invoke(*pair, *map(str, args), main=main_of("generate"))
 
     return run
 

@@ -18,7 +18,7 @@ from mlx_dflash2 import embedded
 from mlx_dflash2.checkpoint import files, load
 from mlx_dflash2.checkpoint.target import find_target
 from mlx_dflash2.drafter.args import DrafterArgs
-from mlx_dflash2.pairs.find import EMBEDDED_NOTE, find_pair
+from mlx_dflash2.pairs.find import find_pair
 from mlx_dflash2.pairs.load import load_pair
 
 TARGET, DRAFTER = "org/target", "z-lab/Qwen3-4B-DFlash-b16"
@@ -131,7 +131,7 @@ def test_sources_cannot_be_changed(folders):
 def test_nothing_is_printed_and_notes_are_returned(folders, capsys):
     embedded_target()
     sources = find_pair()
-    assert sources.notes == (EMBEDDED_NOTE,)
+    assert sources.notes == ()
     assert sources.drafter.folder == embedded.drafter_path()
     assert find_pair(*folders).notes == ()
     load_pair(find_pair(*folders))
@@ -164,7 +164,7 @@ def test_the_command_prints_notes_before_weights_are_read(hub, invoke, monkeypat
         ({"num_target_layers": 9}, {}, "its `num_target_layers` is 9 but the target has 4"),
         ({"vocab_size": 5000}, {}, "its `vocab_size` is 5000 but the target's is 512"),
         ({}, {"block_size": 5}, "`block_size` is 5 but has to be from 1 to 4"),
-        ({}, {"verify_width": 1}, "`verify_width` is 1 but has to be from 2"),
+        ({}, {"verify_width": 0}, "`verify_width` is 0 but has to be from 1"),
         ({"quantization": {"bits": 4}}, {"draft_bits": 4}, "`bits` is 4 but has to be None"),
     ],
     ids=str,
