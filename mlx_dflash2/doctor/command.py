@@ -19,14 +19,14 @@ from ..evaluation.prompts import encode, read_chats
 from ..evaluation.teacher_forced import write_text
 from ..pairs.find import find_pair
 from ..pairs.load import load_pair
-from . import environment, plan, race
+from . import environment, plan, predict, race
 from .chips import find_chip
 from .kernels import DEFAULT_REPEATS, doctor_kernels, why_no_kernels
 from .repairs import likely_masks
 from .trace import DEFAULT_ANCHORS, bisect
 
 # Options that have an effect only in one way of use, with their defaults.
-PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
+PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000, "chips": False}
 KERNELS = {"repeats": DEFAULT_REPEATS}
 TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAULT_ANCHORS}
 _AT_LEAST_1 = Range(1)
@@ -43,6 +43,7 @@ _OPTIONS = {
         Option("acceptance_length", float, None, _AT_LEAST_1,
             "Tokens a round at the full block, bonus included"),
         Option("context", int, None, _AT_LEAST_1, "Tokens before the round (default: 1000)"),
+        Option("chips", bool, None, None, "Predict a round by part on each of Apple's chips"),
     ),
     "which stage is at fault": (
         Option("trace", bool, False, None, "Load the pair and try repairs of the drafter"),
@@ -81,7 +82,9 @@ def setup_arg_parser() -> argparse.ArgumentParser:
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
     pair, chip = (args.model, args.draft_model, args.draft_bits), find_chip(chip_name())
-    found = plan.read_plan(*pair, args.acceptance_length, chip)
+    found = plan.read_plan(*pair, args.acceptance_length, chip, args.chips)
+    if args.chips:
+        return predict.report(found, args.context)
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = int(mx.device_info().get("max_recommended_working_set_size", 0)) or memory_size()
     return plan.report(found, args.context, bandwidth, memory)
