@@ -11,7 +11,8 @@ from .lazy import lazy_names
 
 if TYPE_CHECKING:
     from . import embedded
-    from .checkpoint.load import load, load_drafter
+    from .checkpoint.load import load_drafter
+    from .checkpoint.target import load
     from .decode.batch.generate import batch_generate
     from .decode.generate import dflash_generate_step, generate, stream_generate
     from .decode.sampling import make_logits_processors, make_sampler
@@ -51,7 +52,7 @@ __getattr__ = lazy_names(
         "dflash_generate_step": ".decode.generate",
         "embedded": ".embedded",
         "generate": ".decode.generate",
-        "load": ".checkpoint.load",
+        "load": ".checkpoint.target",
         "load_drafter": ".checkpoint.load",
         "make_logits_processors": ".decode.sampling",
         "make_sampler": ".decode.sampling",

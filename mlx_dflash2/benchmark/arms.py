@@ -16,6 +16,7 @@ from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
+from .options import MAX_TOKENS
 
 PLAIN = "plain"
 
@@ -24,7 +25,7 @@ PLAIN = "plain"
 class BenchSettings:
     """Options that all arms share."""
 
-    max_tokens: int = 128
+    max_tokens: int = MAX_TOKENS
     top_p: float = 0.0
     top_k: int = 0
     prefill_step_size: int = PREFILL_STEP_SIZE

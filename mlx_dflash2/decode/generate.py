@@ -137,10 +137,12 @@ def generate_tokens(
         callback = prompt_progress_callback or (lambda *_: None)
         decision = loop.prefill(sequence, prompt, options.prefill_step_size, callback)
         while left > 0:
+            left -= len(decision.tokens)
             for row, token in enumerate(decision.tokens):
+                if row == decision.num_accepted:
+                    loop.draft_ahead([left])
                 decision.taken += 1
                 yield token, decision.logprobs[row], row < decision.num_accepted
-            left -= len(decision.tokens)
             if left > 0:
                 decision = loop.next_round([sequence], sequence.caches, [left])[0]
     finally:

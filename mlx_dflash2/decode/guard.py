@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .stats import Stats
+from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
 
 # What MLX raises where a device fails: anything else from our own drafter is a fault to be seen.
 DEVICE_ERRORS = (MemoryError, RuntimeError)
@@ -59,3 +59,15 @@ class DraftGuard:
         if self.on:
             self.on, self.stats.fallback = False, reason
             warnings.warn(f"Decoding goes on without drafts: {reason}.", stacklevel=2)
+
+
+def warn_low_acceptance(stats: Stats, before: int) -> None:
+    """Warn once, in the pass that completes the number of first drafts that a judgment needs.
+
+    Args:
+        stats (Stats): With the pass counted.
+        before (int): First drafts that were counted before it.
+    """
+    due = before < LOW_ACCEPTANCE_ROUNDS <= stats.first_drafts
+    if due and (reason := stats.low_acceptance):
+        warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)

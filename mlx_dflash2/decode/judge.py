@@ -137,7 +137,7 @@ class Judge:
     @property
     def lasting(self) -> list[mx.array]:
         """What outlives a round: the next may run on another thread, so it is evaluated here."""
-        return [] if self.key is None else [self.key]
+        return [] if self.key is None else [self.key, *(self._keys or ())]
 
     def draft_key(self) -> mx.array | None:
         """This round's key for the drafter's walk; ``None`` where it takes the best step."""

@@ -1,67 +1,34 @@
 """The decoding loop: rounds of draft, verify, decide, keep and extend over a list of sequences."""
 
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache
 
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..kernels.race import faster
 from ..targets import Forward, bind
-from .batch.draft import extend_rows, propose_rows
-from .clock import ACCEPT, HOST, SELECT, VERIFY, Clock
+from .checks import check_ids, check_widths
+from .clock import ACCEPT, HOST, VERIFY, Clock
 from .controller import Controller, start_width
-from .guard import DraftGuard
+from .drafting import Drafting
+from .guard import DraftGuard, warn_low_acceptance
 from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
 from .rollback import Transaction, rows_at_once
+from .round import Ahead, Round, aborting, blocks
 from .sequence import Sequence
 from .session import DFlashPromptCache, open_session
-from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
+from .stats import Stats
 
 # Every round leaves buffers of new sizes behind: masks, scores, contexts.
 ROUNDS_PER_CLEAR = 32
-
-
-@dataclass
-class Round:
-    """One target pass over a block of each sequence, and what keeps only some of its rows.
-
-    ``inputs`` [B, W] are anchors and drafts, shorter blocks padded; ``logits`` [B, W, V] the
-    target's own; ``decisions`` one a sequence, once the round has been read.
-    """
-
-    sequences: list[Sequence]
-    proposals: list[Proposal]
-    inputs: mx.array
-    out: Forward
-    logits: mx.array
-    transaction: Transaction
-    decisions: list[Decision] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def width(self) -> int:
-        """Rows of the pass for each sequence."""
-        return self.inputs.shape[1]
-
-    @property
-    def rows_of_logits(self) -> list[mx.array]:
-        """Each sequence's logits [L + 1, V] of its anchor and its L drafts."""
-        return [
-            rows if 1 + p.tokens.size == rows.shape[0] else rows[: 1 + p.tokens.size]
-            for rows, p in zip(self.logits, self.proposals, strict=True)
-        ]
 
 
 class Loop:
@@ -109,17 +76,19 @@ class Loop:
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
         self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
+        self.drafting = Drafting(draft_model, self.target, self.block_size, self.guard, clock)
         self.controller: Controller | None = None
         if adaptive and verify_width is None and self.verify_width > 1:
             self.controller = Controller(self.verify_width, start_width())
         self.round: Round | None = None
+        self._ahead: Ahead | None = None
         self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
 
     @property
     def drafts(self) -> bool:
         """Whether the next round may draft."""
-        return self.guard.on and self.verify_width > 1
+        return self.guard.on and self.block_size > 1
 
     def open(
         self,
@@ -210,7 +179,7 @@ class Loop:
         start = time.perf_counter()
         with mx.stream(self.stream):
             self.settle()
-            settled = time.perf_counter()
+            settled = time.perf_counter() - (self._ahead.seconds if self._ahead else 0.0)
             self.round = self._decide(self.launch(sequences, layers, budgets))
             self._passes += 1
             if self._passes % ROUNDS_PER_CLEAR == 0:
@@ -234,8 +203,43 @@ class Loop:
         """
         widths = self._widths(layers, budgets)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
-        proposals = self._propose(sequences, anchors, widths, lazy)
-        return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            proposals = self.drafting.propose(sequences, anchors, widths, lazy)
+        else:
+            proposals = [
+                proposal.first(width - 1) if width > 1 else Proposal.none()
+                for proposal, width in zip(ahead.proposals, widths, strict=True)
+            ]
+        return self._verify(sequences, layers, blocks(anchors, proposals), proposals)
+
+    def draft_ahead(self, budgets: Rows[float]) -> None:
+        """Begin the next round's drafts, so that the drafter works while the caller does.
+
+        To be called when the last tokens of the round are about to be handed out. The target's
+        caches stay as they are, and a caller that stops here loses nothing but the drafts.
+
+        Args:
+            budgets (sequence): The most tokens to accept for each sequence after this round.
+        """
+        round_, most = self.round, min(self.verify_width, max(budgets))
+        if round_ is None or not self.drafts or most <= 1:
+            return
+        if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
+            return
+        start = time.perf_counter()
+        sequences, decisions = round_.sequences, round_.decisions
+        with mx.stream(self.stream):
+            anchors = mx.array([decision.tokens[-1] for decision in decisions], mx.uint32)
+            positions = [sequence.position for sequence in sequences]
+            self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
+            if self.drafts:
+                widths = [int(min(self.block_size, budget)) for budget in budgets]
+                proposals = self.drafting.propose(sequences, anchors, widths)
+                self._ahead = Ahead(proposals, time.perf_counter() - start)
+            # The next round may run on another thread.
+            mx.async_eval([[s.context_state, s.judge.lasting] for s in sequences])
+        self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:
         """Keep the rows of the tokens that the round's sequences handed out.
@@ -261,9 +265,9 @@ class Loop:
             sequence.advance(decision)
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
-        if extend and self.drafts:
-            self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
-        self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
+        if extend:
+            self._extend(round_, positions, keeps)
+        self._lap(ACCEPT, [s.context_state for s in sequences], round_.states)
         round_.seconds += time.perf_counter() - start
         self._count(round_, answering)
 
@@ -301,40 +305,6 @@ class Loop:
                 most = self.controller.choose(int(min(most, max(budgets))), len(budgets))
         return [int(min(most, budget)) for budget in budgets]
 
-    def _propose(
-        self, sequences: list[Sequence], anchors: mx.array, widths: list[int], lazy: bool
-    ) -> list[Proposal]:
-        """Draft for every sequence that has room; none drafts once drafting has stopped."""
-        proposals = [Proposal.none() for _ in sequences]
-        # A sequence with room for one token takes no key, as on its own.
-        places = [index for index, width in enumerate(widths) if width > 1]
-        if not places:
-            return proposals
-        drafting = [sequences[index] for index in places]
-        # Our own drafter takes its tokens from the target's head.
-        known = None if isinstance(self.proposer, Drafter) else self.target.num_embeddings
-        with self.guard.step():
-            found = propose_rows(
-                self.proposer,
-                self.target,
-                anchors if len(places) == len(sequences) else anchors[mx.array(places)],
-                [sequence.context for sequence in drafting],
-                self.block_size,
-                [sequence.judge for sequence in drafting],
-                self.clock,
-            )
-            found = [
-                usable(proposal, widths[index] - 1, known)
-                for index, proposal in zip(places, found, strict=True)
-            ]
-            # The drafter runs while the target's graph is built; launch errors show here.
-            if not lazy:
-                mx.async_eval([x for proposal in found for x in proposal if x is not None])
-            for index, proposal in zip(places, found, strict=True):
-                proposals[index] = proposal
-        self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
-        return proposals
-
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
         """Append known tokens [S] to a sequence's caches and to its context."""
         wanted = extend and sequence.position + chunk.size > sequence.context_start
@@ -350,28 +320,23 @@ class Loop:
             first = max(0, sequence.context_start - position)
             taps = None if out.taps is None else out.taps[:, first:]
             kept = chunk.size - first
-            self._extend([sequence], chunk[None, first:], taps, [position + first], [kept])
+            self.drafting.extend([sequence], chunk[None, first:], taps, [position + first], [kept])
         mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
         mx.clear_cache()
 
-    def _extend(
-        self,
-        sequences: list[Sequence],
-        inputs: mx.array,
-        taps: mx.array | None,
-        positions: list[int],
-        keeps: list[int],
-    ) -> None:
-        contexts = [sequence.context for sequence in sequences]
-        with self.guard.step():
-            extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
+    def _extend(self, round_: Round, positions: Rows[int], keeps: Rows[int]) -> None:
+        """Hand the kept rows to the drafter, once."""
+        if self.drafts and not round_.extended:
+            round_.extended = True
+            sequences, taps = round_.sequences, round_.out.taps
+            self.drafting.extend(sequences, round_.inputs, taps, positions, keeps)
 
     def _forward(
         self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False
     ) -> tuple[Forward, Transaction]:
         transaction = Transaction(layers, tokens.shape[1])
         tap_layers = self.proposer.target_layer_ids if taps and self.drafts else ()
-        with _aborting(transaction):
+        with aborting(transaction):
             out = self.target.forward(tokens, layers, tap_layers, record)
             self.kv_quantization.check_heads(layers)
         return out, transaction
@@ -385,7 +350,7 @@ class Loop:
     ) -> Round:
         """Run the anchors and the drafts after them through the target."""
         out, transaction = self._forward(layers, inputs, taps=True, record=inputs.shape[1] > 1)
-        with _aborting(transaction):
+        with aborting(transaction):
             logits = self.target.logits(out.hidden)
         return Round(sequences, proposals, inputs, out, logits, transaction)
 
@@ -395,11 +360,11 @@ class Loop:
         An error while the drafts themselves are computed, which is only now, ends the generation.
         """
         sequences = round_.sequences
-        with _aborting(round_.transaction):
+        with aborting(round_.transaction):
             # Evaluate state that outlives this round now; the next may run on another thread.
             lasting = [round_.out.taps, *(s.history for s in sequences)]
             mx.async_eval(
-                _states(round_),
+                round_.states,
                 [x for x in lasting if x is not None],
                 [s.context_state for s in sequences],
             )
@@ -436,94 +401,3 @@ class Loop:
     def _lap(self, phase: str, *results: Any) -> None:
         if self.clock is not None:
             self.clock.lap(phase, *results)
-
-
-def _blocks(anchors: mx.array, proposals: Rows[Proposal]) -> mx.array:
-    """Each sequence's anchor and drafts [B, W]; shorter ones are padded."""
-    most = max(proposal.tokens.size for proposal in proposals)
-    if most == 0:
-        return anchors[:, None]
-    if len(proposals) == 1:
-        return mx.concatenate([anchors, proposals[0].tokens])[None]
-    drafts = [mx.pad(p.tokens, (0, most - p.tokens.size)) for p in proposals]
-    return mx.concatenate([anchors[:, None], mx.stack(drafts)], axis=1)
-
-
-def _states(round_: Round) -> list[Any]:
-    """What the pass left in caches of keys and values; recurrent states wait for the commit."""
-    return [c.state for c in round_.transaction.layers if not isinstance(c, ArraysCache)]
-
-
-@contextmanager
-def _aborting(transaction: Transaction) -> Iterator[None]:
-    """Put the caches back if the pass fails."""
-    try:
-        yield
-    except BaseException:
-        transaction.abort()
-        raise
-
-
-def warn_low_acceptance(stats: Stats, before: int) -> None:
-    """Warn once, in the pass that completes the number of first drafts that a judgment needs.
-
-    Args:
-        stats (Stats): With the pass counted.
-        before (int): First drafts that were counted before it.
-    """
-    due = before < LOW_ACCEPTANCE_ROUNDS <= stats.first_drafts
-    if due and (reason := stats.low_acceptance):
-        warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
-
-
-def check_ids(prompt: mx.array, vocab_size: int) -> None:
-    """Refuse token ids that the target cannot embed: MLX would read other memory.
-
-    Raises:
-        ValueError: naming the id and the place.
-    """
-    wrong = (prompt < 0) | (prompt >= vocab_size)
-    if wrong.any().item():
-        index = integer(mx.argmax(wrong))
-        raise ValueError(
-            f"`prompt` holds token {integer(prompt[index])} at place {index} but the target has "
-            f"{vocab_size} tokens; the tokenizer may be of another model."
-        )
-
-
-def usable(proposal: Proposal, count: int, known: int | None = None) -> Proposal:
-    """The first drafts of a proposal, as the target reads them.
-
-    Ids from ``known`` on become another one, and the proposal not finite.
-
-    Raises:
-        ValueError: if they are not a row of ids.
-    """
-    proposal = proposal.first(count)
-    if proposal.tokens.ndim != 1:
-        raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-    tokens = proposal.tokens.astype(mx.uint32)
-    if known is None:
-        return proposal._replace(tokens=tokens)
-    finite = proposal.finite & (tokens < known).all()
-    return proposal._replace(tokens=mx.minimum(tokens, known - 1), finite=finite)
-
-
-def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
-    """Block size and verify width in effect, for a drafter trained with blocks of ``trained``.
-
-    Raises:
-        ValueError: naming the one that is out of range.
-    """
-    block = trained if block_size is None else block_size
-    if not 1 <= block <= trained:
-        raise ValueError(
-            f"`block_size` is {block} but has to be from 1 to {trained}, the block that the "
-            "drafter was trained with."
-        )
-    width = block if verify_width is None else verify_width
-    if not min(2, block) <= width <= block:
-        raise ValueError(
-            f"`verify_width` is {width} but has to be from {min(2, block)} to the block of {block}."
-        )
-    return block, width

@@ -15,8 +15,7 @@ from mlx_lm.generate import GenerationResponse, wired_limit
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
 from ..blas.measure import blas_file
-from ..cli.console import note, prefill_progress, run
-from ..cli.start import add_blas_argument
+from ..cli.console import note, prefill_progress, streamed_answer
 from ..decode.generate import stream_generate
 from ..decode.stats import Stats
 from ..evaluation.parity import TIE, compare_tokens
@@ -51,12 +50,12 @@ class Answer:
 def decode(responses: Iterable[GenerationResponse]) -> Answer:
     """Print a stream's text while it is generated, and time it."""
     answer, start = Answer(), 0.0
-    for response in responses:
-        start = start or time.perf_counter()
-        answer.tokens.append(response.token)
-        answer.logprobs.append(response.logprobs)
-        print(response.text, end="", flush=True)
-    print()
+    with streamed_answer() as show:
+        for response in responses:
+            start = start or time.perf_counter()
+            answer.tokens.append(response.token)
+            answer.logprobs.append(response.logprobs)
+            show(response.text)
     answer.seconds = time.perf_counter() - start
     return answer
 
@@ -185,11 +184,9 @@ def _check(
     )
 
 
-def _demo() -> None:
-    sources = find_pair()
-    for text in sources.notes:
-        note(text)
-    pair = load_pair(sources)
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
+    pair = load_pair(find_pair())
     device = mx.default_device().type
     _warm_up(pair)
     compared, ties = [], []
@@ -210,15 +207,3 @@ def _demo() -> None:
 
 def _tps(runs: Sequence[Answer]) -> float:
     return sum(len(r.tokens) - 1 for r in runs) / sum(r.seconds for r in runs)
-
-
-def setup_arg_parser() -> argparse.ArgumentParser:
-    """Set up and return the argument parser."""
-    parser = argparse.ArgumentParser(prog="mlx_dflash2.demo", description=__doc__)
-    add_blas_argument(parser)
-    return parser
-
-
-def main() -> None:
-    setup_arg_parser().parse_args()
-    run(_demo)

@@ -9,9 +9,8 @@ import mlx.core as mx
 from ..evaluation.machine import version
 from ..kernels import _common
 from ..kernels.cases import Case, all_cases, largest_error
-from ..kernels.chain import CALLS, seconds_a_call
-
-DEFAULT_REPEATS = CALLS
+from ..kernels.chain import seconds_a_call
+from .options import DEFAULT_REPEATS
 
 
 class Result(NamedTuple):
@@ -47,7 +46,7 @@ def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result
     return Result(case, dtype, largest, kernel_time, plain_time)
 
 
-def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
+def _microseconds(form: Callable, arguments: tuple, repeats: int = DEFAULT_REPEATS) -> float:
     mx.eval(form(*arguments))
     return seconds_a_call(form, arguments, repeats) * 1e6
 

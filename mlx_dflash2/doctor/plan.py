@@ -7,16 +7,13 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
-from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
-from ..checkpoint.load import bits_at_load, device_dtype, read_drafter
 from ..decode.defaults import PREFILL_STEP_SIZE
-from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..pairs.find import find_pair
 from ..pairs.known import known_target
+from ..pairs.load import load_pair
 from ..targets import Target, bind
 from .chips import Chip
 from .estimated_reads import (
@@ -146,19 +143,11 @@ def read_plan(
             "block."
         )
     for_gpu = for_gpu or mx.default_device() == mx.gpu
-    bits = bits_at_load(draft_bits, sources.drafter, for_gpu)
-    dtype = None if for_gpu else device_dtype()
-    drafter = read_drafter(sources.drafter, bits=bits, dtype=dtype, lazy=True)
-    folder = sources.target.fetch(DRAFTER_FILES)
-    # A damaged file is refused by name.
-    read_headers(weight_files(folder, "model*.safetensors"))
-    loaded, _ = load_model(folder, lazy=True)
-    target = bind(loaded)
-    check_fit(drafter.args, target.shape)
+    pair = load_pair(sources, lazy=True, for_gpu=for_gpu)
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
     gpu = Gpu.of(chip) if for_gpu else None
-    return Plan(target, drafter, gpu, length)
+    return Plan(bind(pair.model), pair.drafter, gpu, length)
 
 
 def report(plan: Plan, context: int, bandwidth: float | None, memory: int) -> Iterator[str]:

@@ -23,12 +23,12 @@ from ..evaluation.teacher_forced import (
     recall,
 )
 from ..targets import Target, bind
+from .options import DEFAULT_ANCHORS
 from .repairs import Repair, make_repairs
 
 # A text and an anchor in it.
 Piece = tuple[TextPass, int]
 
-DEFAULT_ANCHORS = 120
 # A gain is significant from this many standard errors on, over at least so many anchors.
 SIGNIFICANT, FEWEST_ANCHORS = 3.0, 12
 # Nats that one token may count for there: a few surprising tokens would outweigh all others.
@@ -232,7 +232,7 @@ def _pieces(
     drafter: Drafter,
     repairs: Sequence[Repair],
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-    num_anchors: int,
+    num_anchors: int = DEFAULT_ANCHORS,
 ) -> list[Piece]:
     """Choose anchors of all texts, in an order whose first few are of different texts."""
     layers = {i for d in [drafter, *(t.drafter for t in repairs)] for i in d.target_layer_ids}

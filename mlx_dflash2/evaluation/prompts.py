@@ -1,16 +1,17 @@
 """Read prompts: the built-in set, a JSONL file, or a public suite from the hub."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 BUILT_IN = Path(__file__).with_name("prompts.jsonl")
 _REASON = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -114,6 +115,10 @@ def _is_message(value: Any) -> bool:
 
 
 def _suite_chats(name: str) -> Iterable[Chat]:
+    # Imported here because help needs only the names of the suites.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     suite = SUITES[name]
     try:
         folder = snapshot_download(suite.repo, repo_type="dataset", allow_patterns=suite.files)

@@ -59,6 +59,9 @@ class KernelSet:
     def unavailable(self) -> str | None:
         """Why no kernel can run on this device; ``None`` where the smallest one does."""
         reason = _failure(_smallest_kernel)
+        if reason and not mx.metal.is_available():
+            # The normal case on a CPU, which the summary tells.
+            return "this MLX has no Metal"
         if reason:
             _warn(f"The plain MLX forms of all kernels are used: {reason}")
         return reason

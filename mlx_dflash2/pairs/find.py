@@ -2,21 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from .. import embedded
-from ..checkpoint.files import Source
-from ..checkpoint.load import DrafterSource, check_bits, find_drafter, find_target
-from ..decode.loop import check_widths
-from ..drafter.args import DrafterArgs
+from ..checkpoint.load import DrafterSource, check_bits, find_drafter
+from ..checkpoint.target import TargetSource, find_target
+from ..decode.checks import check_widths
 from ..drafter.fit import check_fit
-from ..targets.shape import TargetShape
 from .known import default_drafter, mismatch_note
-
-EMBEDDED_NOTE = (
-    "No --model: this is the embedded pair, SmolLM2-135M-Instruct with its drafter. For "
-    "Qwen3.8-27B: mlx_dflash2.generate --model mlx-community/Qwen3.8-27B-4bit"
-)
 
 
 @dataclass(frozen=True)
@@ -24,13 +16,13 @@ class PairSources:
     """A target and a drafter that fit each other, as far as their configs tell.
 
     Attributes:
-        target (Source): The target's folder and config.
+        target (TargetSource): The target's folder, config and shape.
         drafter (DrafterSource): The drafter's folder, config and args.
         draft_bits (int, optional): Bits to quantize the drafter to when it is read.
         notes (tuple of str): Lines that the user should see.
     """
 
-    target: Source
+    target: TargetSource
     drafter: DrafterSource
     draft_bits: int | None = None
     notes: tuple[str, ...] = ()
@@ -40,6 +32,7 @@ def find_pair(
     model: str | Path | None = None,
     draft_model: str | Path | None = None,
     *,
+    revision: str | None = None,
     draft_bits: int | None = None,
     block_size: int | None = None,
     verify_width: int | None = None,
@@ -51,20 +44,20 @@ def find_pair(
             the embedded pair.
         draft_model (str or Path, optional): Folder or repository of the drafter. Default:
             ``None``, the known drafter of the target.
+        revision (str, optional): Revision of the target's repository. Default: ``None``.
         draft_bits (int, optional): Bits to quantize the drafter to when it is read.
         block_size, verify_width (int, optional): As in :func:`dflash_generate_step`.
 
     Raises:
         FileNotFoundError, NotADirectoryError: if there is no such model, or the package of the
             embedded target is not installed.
-        ValueError: if a model is of the wrong kind, no drafter is known for the target, the two
-            do not fit, or an option does not fit the drafter.
+        ValueError: if a model is of the wrong kind or not supported, no drafter is known for
+            the target, the two do not fit, or an option does not fit the drafter.
     """
     notes = []
     if model is None:
         model = embedded.target_path()
-        notes.append(EMBEDDED_NOTE)
-    target = find_target(model)
+    target = find_target(model, revision)
     if not draft_model:
         # The embedded target may also be named by its folder, as in a saved prompt cache.
         found = embedded.is_target(model)
@@ -72,16 +65,7 @@ def find_pair(
     drafter = find_drafter(draft_model)
     check_bits(draft_bits, drafter)
     check_widths(drafter.args.block_size, block_size, verify_width)
-    _check_fit(drafter.args, target.config)
+    check_fit(drafter.args, target.shape)
     if (mismatch := mismatch_note(model, draft_model)) is not None:
         notes.append(f"warning: {mismatch}")
     return PairSources(target, drafter, draft_bits, tuple(notes))
-
-
-def _check_fit(args: DrafterArgs, config: dict[str, Any]) -> None:
-    try:
-        shape = TargetShape.from_config(config)
-    except ValueError:
-        # mlx-lm has defaults for fields that a config leaves out; the loaded model is checked.
-        return
-    check_fit(args, shape)

@@ -86,7 +86,7 @@ class Run:
 
     def _check_drafter(self, stages: set[str]) -> None:
         wanted, args = self.training.drafter_args(), self.args
-        check_fit(wanted, self.inputs.target.shape)
+        check_fit(wanted, self.inputs.source.shape)
         if "export" in stages:
             config_of(wanted)
         self.training.objective(wanted.block_size)

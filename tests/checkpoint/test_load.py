@@ -14,10 +14,10 @@ from mlx_dflash2.checkpoint.load import (
     check_bits,
     find_drafter,
     is_drafter,
-    load,
     load_drafter,
     read_drafter_args,
 )
+from mlx_dflash2.checkpoint.target import load
 
 MUSE = V1 | dict(architectures=["MuseGlimmerAssistantModel"])
 

@@ -8,9 +8,9 @@ import sys
 
 import mlx.core as mx
 import pytest
+from support.commands import main_of
 from support.saved_models import save_drafter, save_pair
 
-from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import environment
 from mlx_dflash2.evaluation.machine import fingerprint
 
@@ -22,7 +22,7 @@ def folders(tmp_path_factory):
 
 def main(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
-    doctor.main()
+    main_of("doctor")()
     return capsys.readouterr().out.splitlines()
 
 

@@ -2,6 +2,7 @@
 
 import mlx.core as mx
 import pytest
+from support.commands import main_of
 
 from mlx_dflash2.doctor import command, race
 from mlx_dflash2.kernels.race import STALLS, Kind, Race, Result
@@ -43,7 +44,7 @@ def test_the_command_races_until_all_is_known(saved_pair, monkeypatch, capsys):
     monkeypatch.setattr(command, "load_pair", lambda _: saved_pair)
     monkeypatch.setattr(command, "find_pair", lambda *_, **__: None)
     monkeypatch.setattr("sys.argv", ["doctor", "--race"])
-    command.main()
+    main_of("doctor")()
     assert calls == [saved_pair.drafter.block_size] * 2
     assert "used for 1 of 1" in capsys.readouterr().out
 
@@ -52,6 +53,6 @@ def test_the_command_races_until_all_is_known(saved_pair, monkeypatch, capsys):
 def test_without_a_gpu(saved_pair, monkeypatch):
     monkeypatch.setattr("sys.argv", ["doctor", "--race"])
     with pytest.raises(SystemExit, match="No Metal kernel runs on this machine"):
-        command.main()
+        main_of("doctor")()
     with pytest.raises(ValueError, match="No Metal kernel"):
         race.race_pair(saved_pair)

@@ -22,7 +22,7 @@ def test_every_command_is_one(model):
     for step in found.values():
         package, arguments = step.command[2], list(step.command[3:])
         if package.startswith("mlx_dflash2."):
-            command = importlib.import_module(f"{package}.command")
+            command = importlib.import_module(f"{package}.options")
             args = command.setup_arg_parser().parse_args(arguments)
             assert args.model == (None if step.name in ("machine", "kernels") else model)
             parsed += 1
