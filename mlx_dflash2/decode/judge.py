@@ -137,7 +137,7 @@ class Judge:
     @property
     def lasting(self) -> list[mx.array]:
         """What outlives a round: the next may run on another thread, so it is evaluated here."""
-        return [] if self.key is None else [self.key]
+        return [] if self.key is None else [self.key, *(self._keys or ())]
 
     def process_drafts(self, logits: mx.array, history: mx.array) -> mx.array:
         """Change a drafter's logits as pure processors will change the target's, more or less.

@@ -250,7 +250,7 @@ class Loop:
                 proposals = self.drafting.propose(sequences, anchors, widths, histories)
                 self._ahead = Ahead(proposals, time.perf_counter() - start)
             # The next round may run on another thread.
-            mx.async_eval([sequence.context_state for sequence in sequences])
+            mx.async_eval([[s.context_state, s.judge.lasting] for s in sequences])
         self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:

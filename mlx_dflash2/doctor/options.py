@@ -11,7 +11,7 @@ from ..cli.parser import Parser
 
 DEFAULT_ANCHORS, DEFAULT_REPEATS = 120, 64
 # Options that have an effect only in one way of use, with their defaults.
-PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
+PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000, "chips": False}
 KERNELS = {"repeats": DEFAULT_REPEATS}
 TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAULT_ANCHORS}
 _AT_LEAST_1 = Range(1)
@@ -28,6 +28,7 @@ _OPTIONS = {
         Option("acceptance_length", float, None, _AT_LEAST_1,
             "Tokens a round at the full block, bonus included"),
         Option("context", int, None, _AT_LEAST_1, "Tokens before the round (default: 1000)"),
+        Option("chips", bool, None, None, "Predict a round by part on each of Apple's chips"),
     ),
     "which stage is at fault": (
         Option("trace", bool, False, None, "Load the pair and try repairs of the drafter"),
