@@ -93,17 +93,11 @@ def load_pair(
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
     model, tokenizer, *_ = read_target(sources.target, lazy=True, **load_kwargs)
-<<<<<<< HEAD
-    drafter = None
+    drafter, gpu = None, mx.default_device() == mx.gpu if for_gpu is None else for_gpu
     if sources.draft_model is not None:
-        bits = bits_at_load(sources.draft_bits, sources.draft_model)
-        drafter = read_drafter(sources.draft_model, bits=bits, dtype=device_dtype(), lazy=lazy)
-=======
-    for_gpu = mx.default_device() == mx.gpu if for_gpu is None else for_gpu
-    bits = bits_at_load(sources.draft_bits, sources.drafter, for_gpu)
-    dtype = None if for_gpu else device_dtype()
-    drafter = read_drafter(sources.drafter, bits=bits, dtype=dtype, lazy=lazy)
->>>>>>> apple
+        bits = bits_at_load(sources.draft_bits, sources.draft_model, gpu)
+        dtype = None if gpu else device_dtype()
+        drafter = read_drafter(sources.draft_model, bits=bits, dtype=dtype, lazy=lazy)
     if not lazy:
         mx.eval(model.parameters())
     proposer = CopyProposer(drafter) if drafter is None or sources.copies else drafter
