@@ -209,7 +209,10 @@ class Loop:
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            proposals = self.drafting.propose(sequences, anchors, plan.drafter_widths, lazy)
+            histories = [sequence.history for sequence in sequences]
+            proposals = self.drafting.propose(
+                sequences, anchors, plan.drafter_widths, histories, lazy
+            )
         else:
             proposals = [
                 proposal.first(width - 1) if width > 1 else Proposal.none()
@@ -240,10 +243,14 @@ class Loop:
             self._extend(round_, rows, [sequence.position for sequence in sequences])
             if self.guard.on and not offers_copies(sequences, anchors):
                 widths = [int(min(self.block_size, budget)) for budget in budgets]
-                proposals = self.drafting.propose(sequences, mx.array(anchors, mx.uint32), widths)
+                histories = [
+                    s.history_with(d.tokens) for s, d in zip(sequences, decisions, strict=True)
+                ]
+                ids = mx.array(anchors, mx.uint32)
+                proposals = self.drafting.propose(sequences, ids, widths, histories)
                 self._ahead = Ahead(proposals, time.perf_counter() - start)
             # The next round may run on another thread.
-            mx.async_eval([sequence.context_state for sequence in sequences])
+            mx.async_eval([[s.context_state, s.judge.lasting] for s in sequences])
         self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:

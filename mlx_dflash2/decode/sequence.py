@@ -63,14 +63,19 @@ class Sequence:
         anchor = [] if self.anchor is None else [self.anchor]
         return [*anchor, *decision.tokens[: decision.taken]][: decision.num_kept]
 
+    def history_with(self, tokens: list[int]) -> mx.array | None:
+        """All tokens up to the anchor and some more, where there are processors."""
+        if self.history is None:
+            return None
+        return mx.concatenate([self.history, mx.array(tokens, mx.uint32)])
+
     def advance(self, decision: Decision) -> list[int]:
         """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
         rows, emitted = self.kept(decision), decision.tokens[: decision.taken]
         self.position += decision.num_kept
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
-        if self.history is not None:
-            self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+        self.history = self.history_with(emitted)
         self.session.append(rows)
         if not self.answering:
             self.answering = True
