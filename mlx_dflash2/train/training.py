@@ -28,7 +28,7 @@ from .start import (
     new_drafter,
 )
 from .trainer import Schedule, Trainer
-from .vocabulary import FullVocabulary, SampledVocabulary, most_frequent
+from .vocabulary import FullVocabulary, SampledVocabulary, Vocabulary, most_frequent
 
 
 class Training:
@@ -134,7 +134,7 @@ class Training:
             max_seq_length=args.max_seq_length,
             seed=args.seed,
         )
-        vocabulary: FullVocabulary | SampledVocabulary = FullVocabulary(target, drafter.args)
+        vocabulary: Vocabulary = FullVocabulary(target, drafter.args)
         if args.vocab_sample:
             frequent = most_frequent(corpus.tokens, args.vocab_sample, vocabulary.vocab_size)
             vocabulary = SampledVocabulary(target, drafter.args, frequent, args.negatives)
