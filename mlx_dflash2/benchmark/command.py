@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import mlx.nn as nn
@@ -18,6 +17,7 @@ from ..checkpoint.load import UNQUANTIZED, read_drafter_args
 from ..cli.build import prefill_step_size, read_pair
 from ..cli.console import note
 from ..cli.dense import FLAG, unpack
+from ..cli.outputs import user_path
 from ..cli.progress import Progress
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import environment, fingerprint
@@ -78,11 +78,17 @@ def _measure(args: argparse.Namespace) -> None:
         )
     draft_lm = _draft_lm(args, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
-        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
+        drafters,
+        args.temps,
+        args.verify_widths or [None],
+        draft_lm,
+        args.num_draft_tokens or 3,
+        args.copy_drafts,
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     settings_of_all = asdict(settings) | {"trials": args.trials, "temps": args.temps}
     settings_of_all |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
+    settings_of_all["copy_drafts"] = args.copy_drafts
     plan = {
         "kind": KIND,
         "format": FORMAT,
@@ -140,7 +146,9 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     """Return what flags change about the models, ``None`` for what they leave alone."""
     adapter = args.adapter_path
     return {
-        "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
+        "adapter": None
+        if adapter is None
+        else fingerprint(user_path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
         "dense": args.dense or None,
         "extra_eos_token": list(args.extra_eos_token) or None,

@@ -130,9 +130,10 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     phases = {}
     for arm in bench.arms:
         # The temperature changes the number of rounds, not their phases.
-        if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
+        proposer = arm.proposer
+        if proposer is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
-            phases[arm.label] = time_phases(bench.model, arm, arm.drafter, prompt, bench.settings)
+            phases[arm.label] = time_phases(bench.model, arm, proposer, prompt, bench.settings)
     return phases
 
 

@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from ..decode.defaults import (
+    COPY_DRAFTS,
+    COPY_DRAFTS_DEFAULT,
     CPU_PREFILL_STEP_SIZE,
     KV_GROUP_SIZE,
     PREFILL_STEP_SIZE,
     QUANTIZED_KV_START,
 )
+from .outputs import check_file
 from .parser import UnsupportedAction
 
 
@@ -118,6 +121,7 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the drafter, and how much of its block is used."""
     group = parser.add_argument_group("drafter")
     add_draft_model_arguments(group)
+    add_copy_argument(group)
     group.add_argument(
         "--block-size",
         type=int,
@@ -130,6 +134,17 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="Rows of the block that the target verifies; 1 does not draft (default: chosen each "
         "round)",
+    )
+
+
+def add_copy_argument(parser: argparse._ActionsContainer) -> None:
+    """Add copies from the text so far, beside the drafter or instead of it."""
+    parser.add_argument(
+        "--copy-drafts",
+        choices=COPY_DRAFTS,
+        default=COPY_DRAFTS_DEFAULT,
+        help="Also draft what followed where the text repeats itself; 'only' needs no drafter "
+        "(default: %(default)s)",
     )
 
 
@@ -264,8 +279,10 @@ def safetensors_file(text: str) -> str:
     path = Path(text).expanduser()
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    try:
+        check_file(path, "the new file", replaced=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return str(path)
 
 

@@ -118,13 +118,13 @@ def read_pair(
         **trust,
     )
     if args.dense:
-        unpack(pair.drafter, pair.model)
+        unpack(*pair.models)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
     if args.no_kernels:
         switch_off()
     with wired_limit(pair.model):
-        race_here([pair.model, pair.drafter], pair.drafter.block_size, note)
+        race_here(pair.models, pair.most_rows, note)
     return pair
 
 

@@ -42,6 +42,7 @@ COMMON = {
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
     "--system-prompt": (["Be kind."], {"prompt": KIND}),
     "--chat-template-config": (['{"effort": "low"}'], {"prompt": HELLO + "[low]"}),
+    "--copy-drafts": (["only"], {"copy_drafts": "only"}),
     "--block-size": (["3"], {"block_size": 3}),
     "--verify-width": (["2"], {"verify_width": 2}),
     "--max-tokens": (["5"], {"max_tokens": 5}),
