@@ -134,6 +134,11 @@ class Judge:
                 return f"the logits processor {name}"
         return "the sampler" if self.rule == COUPLED else None
 
+    @property
+    def lasting(self) -> list[mx.array]:
+        """What outlives a round: the next may run on another thread, so it is evaluated here."""
+        return [] if self.key is None else [self.key, *(self._keys or ())]
+
     def process_drafts(self, logits: mx.array, history: mx.array) -> mx.array:
         """Change a drafter's logits as pure processors will change the target's, more or less.
 
@@ -162,7 +167,6 @@ class Judge:
         """Independent keys for one round's draft, filter, acceptance and draw."""
         if self._keys is None:
             self.key, *self._keys = mx.random.split(key, 5)
-            mx.async_eval(self.key, self._keys)
         return self._keys
 
     def at_once(
@@ -223,7 +227,7 @@ class Judge:
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
-        mx.eval(logprobs)
+        mx.eval(logprobs, self.lasting)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
     def _process(
@@ -278,7 +282,11 @@ def decide_all(
     if waiting:
         # The round's one host read.
         rows = mx.concatenate([host for host, _ in waiting.values()])
-        mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
+        mx.eval(
+            rows,
+            [logprobs for _, logprobs in waiting.values()],
+            [judges[index].lasting for index in waiting],
+        )
         numbers = iter(integers(rows))
         for index, (host, logprobs) in waiting.items():
             num_accepted, finite, target_finite, *tokens = islice(numbers, host.size)

@@ -8,6 +8,7 @@ import mlx.nn as nn
 import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
+from support.commands import main_of
 from support.drafters import V1
 from support.saved_models import save_drafter, save_target
 from support.tiny import DENSE, make_model
@@ -17,6 +18,7 @@ from mlx_dflash2.benchmark import command as benchmark
 from mlx_dflash2.checkpoint.dense import make_dense
 from mlx_dflash2.checkpoint.save import save_drafter as write_drafter
 from mlx_dflash2.cli import dense
+from mlx_dflash2.copies import without_copies
 from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.train.inputs import Inputs
 from mlx_dflash2.train.options import parse
@@ -44,7 +46,7 @@ def answer(monkeypatch, invoke, quantized_folder):
     models, stream = [], generate.stream_text
 
     def seen(model, tokenizer, prompt, draft_model, *args, **options):
-        models.append((model, draft_model))
+        models.append((model, without_copies(draft_model)))
         return stream(model, tokenizer, prompt, draft_model, *args, **options)
 
     monkeypatch.setattr(generate, "stream_text", seen)
@@ -117,7 +119,7 @@ def older(tmp_path_factory):
 
 
 def run(invoke, command, *arguments):
-    return invoke(*map(str, arguments), main=command.main)
+    return invoke(*map(str, arguments), main=main_of(command.__name__.split(".")[1]))
 
 
 def test_all_models_of_a_benchmark_are_dense(
@@ -125,8 +127,8 @@ def test_all_models_of_a_benchmark_are_dense(
 ):
     pair, benches = save_drafter(tmp_path / "drafter"), []
     (tmp_path / "one.jsonl").write_text('"w7 w8"\n')
-    monkeypatch.setattr(benchmark, "measure_all", lambda bench, *_: benches.append(bench) or {})
-    monkeypatch.setattr(benchmark, "markdown", lambda _: "")
+    monkeypatch.setattr(benchmark, "_run", lambda bench, *_: (benches.append(bench), False))
+    monkeypatch.setattr(benchmark, "report", lambda _: [])
     status, _, err = run(
         invoke, benchmark, "--model", quantized_folder, "--draft-model", pair,
         "--dflash1-model", older, "--draft-lm", quantized_folder,

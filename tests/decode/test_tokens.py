@@ -173,9 +173,9 @@ def test_integer_prompts_of_any_dtype():
         (dict(prefill_step_size=0), "`prefill_step_size`.*0"),
         (dict(block_size=9), "`block_size` is 9.*1 to 8"),
         (dict(block_size=0), "`block_size` is 0"),
-        (dict(verify_width=1), "`verify_width` is 1.*2 to"),
+        (dict(verify_width=0), "`verify_width` is 0.*1 to"),
         (dict(verify_width=9), "`verify_width` is 9"),
-        (dict(block_size=4, verify_width=5), "`verify_width` is 5.*2 to the block of 4"),
+        (dict(block_size=4, verify_width=5), "`verify_width` is 5.*1 to the block of 4"),
     ],
     ids=str,
 )
