@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import console
+from ..cli.versions import tell_versions
 from . import server
 from .change import Models, SettingsChange, plan_disable, plan_export
 from .check import check_entry, check_pair, check_settings, status_row
@@ -86,6 +87,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the command line; the exit status is not 0 if DFlash would not run, or did not."""
     args = setup_arg_parser().parse_args(argv)
     command = {"check": _check, "status": _status}.get(args.command, _change)
+    tell_versions()
     console.run(lambda: command(args))
 
 
