@@ -3,6 +3,7 @@
 import sys
 
 from ._version import __version__
+from .cli.versions import tell_versions
 
 COMMANDS = {
     "generate": "answer a prompt",
@@ -39,6 +40,7 @@ def main() -> None:
     name = sys.argv.pop(1) if len(sys.argv) > 1 else None
     if name == "--version":
         print(__version__)
+        tell_versions()
     elif name in ("-h", "--help"):
         print(usage())
     elif name in COMMANDS:

@@ -20,6 +20,7 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import numpy as np
+from mlx_dflash2.train.chain import count_rounds
 
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.drafter.logits import best_tokens, transform
@@ -28,7 +29,6 @@ from mlx_dflash2.embedded.target import NAME
 from mlx_dflash2.evaluation.prompts import encode
 from mlx_dflash2.targets import Target, bind
 from mlx_dflash2.train.blocks import run_blocks
-from mlx_dflash2.train.chain import count_rounds
 from mlx_dflash2.train.corpus import Corpus
 from mlx_dflash2.train.data import write_answers
 from mlx_dflash2.train.evaluate import interval
