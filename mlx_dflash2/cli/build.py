@@ -1,8 +1,10 @@
 """Make options and pairs of parsed arguments."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -126,6 +128,15 @@ def read_pair(
     with wired_limit(pair.model):
         race_here(pair.models, pair.most_rows, note)
     return pair
+
+
+def cache_metadata(pair: Pair, args: argparse.Namespace) -> dict[str, str]:
+    """Return what a prompt cache's file says about its target, as mlx_lm.generate reads it."""
+    # The file may be used from another directory.
+    folder = Path(pair.name).expanduser()
+    name = str(folder.absolute()) if folder.is_dir() else pair.name
+    config = json.dumps({"trust_remote_code": args.trust_remote_code})
+    return {"model": name, "tokenizer_config": config}
 
 
 def _named(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -94,10 +94,25 @@ def chat_prompt(
     return tokenizer.encode(text, add_special_tokens=False)
 
 
+def unfinished_prompt(tokenizer: TokenizerWrapper, prompt: str) -> list[int]:
+    """Encode the beginning of a user's message, which another message goes on from.
+
+    Raises:
+        ValueError: if the template refuses the prompt.
+    """
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(prompt, add_special_tokens=True)
+    text = _render(tokenizer, [{"role": "user", "content": prompt}], {}, continues=True)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
 def _render(
-    tokenizer: TokenizerWrapper, messages: list[dict[str, str]], template_config: dict[str, Any]
+    tokenizer: TokenizerWrapper,
+    messages: list[dict[str, str]],
+    template_config: dict[str, Any],
+    continues: bool = False,
 ) -> str:
-    continues = messages[-1]["role"] == "assistant"
+    continues = continues or messages[-1]["role"] == "assistant"
     try:
         return tokenizer.apply_chat_template(
             messages,
