@@ -137,7 +137,7 @@ def _why_not(error: Exception) -> str:
     if isinstance(error, LocalEntryNotFoundError):
         return "it is not in the cache, and the hub cannot be reached"
     if isinstance(error, GatedRepoError):
-        return "its license has to be accepted on the hub first"
+        return "its license has to be accepted first, at its page on huggingface.co"
     if isinstance(error, RevisionNotFoundError):
         return "it does not have this revision"
     if isinstance(error, RepositoryNotFoundError):
