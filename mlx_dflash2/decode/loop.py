@@ -12,7 +12,7 @@ from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..targets import Forward, bind
-from .checks import check_ids, check_widths
+from .checks import check_draft_model, check_ids, check_widths
 from .clock import ACCEPT, HOST, VERIFY, Clock
 from .controller import Controller, start_width
 from .drafting import Drafting
@@ -62,6 +62,7 @@ class Loop:
         adaptive: bool = True,
         clock: Clock | None = None,
     ):
+        check_draft_model(draft_model)
         self.model, self.target, self.proposer = model, bind(model), draft_model
         if isinstance(draft_model, Drafter):
             check_fit(draft_model.args, self.target.shape)
