@@ -91,6 +91,9 @@ def resolve(
         FileNotFoundError: if neither the disk nor the hub has it.
         NotADirectoryError: if the path is a file.
     """
+    if not isinstance(path_or_hf_repo, str | Path):
+        kind = type(path_or_hf_repo).__name__
+        raise TypeError(f"A folder or a repository is needed, not a {kind}.")
     path = Path(path_or_hf_repo).expanduser()
     # An empty name would be the working directory.
     if path.is_dir() and str(path_or_hf_repo):

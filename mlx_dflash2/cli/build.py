@@ -73,21 +73,8 @@ def prefill_step_size(given: int | None) -> int:
     return CPU_PREFILL_STEP_SIZE if mx.default_device() == mx.cpu else PREFILL_STEP_SIZE
 
 
-def fit_to_tokenizer(
-    options: GenerationOptions, args: argparse.Namespace, tokenizer: TokenizerWrapper
-) -> GenerationOptions:
-    """Add the tokens that XTC sampling spares, and check ids that are given as arguments.
-
-    Raises:
-        ValueError: if there is no token of an id.
-    """
-    # MLX does not check indices: one beyond the logits has undefined effects.
-    size = len(tokenizer.get_vocab())
-    for token in args.logit_bias or ():
-        if not 0 <= token < size:
-            raise ValueError(
-                f"`logit_bias` names token {token} but has to name tokens from 0 to {size - 1}."
-            )
+def fit_to_tokenizer(options: GenerationOptions, tokenizer: TokenizerWrapper) -> GenerationOptions:
+    """Add the tokens that XTC sampling spares."""
     sampler = options.sampler
     if isinstance(sampler, Sampling):
         special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)

@@ -14,7 +14,7 @@ from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..kernels.race import faster
 from ..targets import Forward, bind
-from .checks import check_ids, check_widths
+from .checks import check_draft_model, check_ids, check_widths
 from .clock import ACCEPT, HOST, VERIFY, Clock
 from .controller import Controller, start_width
 from .drafting import Drafting
@@ -65,6 +65,7 @@ class Loop:
         adaptive: bool = True,
         clock: Clock | None = None,
     ):
+        check_draft_model(draft_model)
         self.model, self.draft_model, self.target = model, draft_model, bind(model)
         drafter = without_copies(draft_model)
         self.max_copied = draft_model.max_drafts if isinstance(draft_model, CopyProposer) else 0

@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
     if model is None:
         note(EMBEDDED_NOTE)
     pair = read_pair(sources, args, tokenizer_config)
-    options = fit_to_tokenizer(options, args, pair.tokenizer)
+    options = fit_to_tokenizer(options, pair.tokenizer)
     tokens = chat_prompt(
         pair.tokenizer,
         prompt,
