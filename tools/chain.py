@@ -6,13 +6,13 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.logits import best_tokens
-from ..drafter.model import Drafter
-from ..evaluation.teacher_forced import CANDIDATES
-from ..targets import Target
-from .blocks import run_blocks
-from .corpus import Corpus
-from .taps import TapSource, padded_tokens
+from mlx_dflash2.drafter.logits import best_tokens
+from mlx_dflash2.drafter.model import Drafter
+from mlx_dflash2.evaluation.teacher_forced import CANDIDATES
+from mlx_dflash2.targets import Target
+from mlx_dflash2.train.blocks import run_blocks
+from mlx_dflash2.train.corpus import Corpus
+from mlx_dflash2.train.taps import TapSource, padded_tokens
 
 _ANCHORS = 32
 
