@@ -75,10 +75,10 @@ def refuse_shapes(saved: Saved, weights: Any) -> None:
     Raises:
         ValueError: naming a tensor that differs, and both shapes.
     """
-    shapes = {name: value.shape for name, value in dict(tree_flatten(weights)).items()}
-    found = {
-        name: value.shape for name, value in dict(tree_flatten(saved.trees["weights"])).items()
-    }
+    shapes, found = (
+        {name: value.shape for name, value in dict(tree_flatten(tree)).items()}
+        for tree in (weights, saved.trees["weights"])
+    )
     if shapes != found:
         odd = min(n for n in shapes | found if shapes.get(n) != found.get(n))
         raise ValueError(

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,12 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, inputs: Inputs) -> None:
         self.args, self.inputs, self.folder = args, inputs, inputs.folder
-        self._source: DrafterSource | None = None
+        self._find = lru_cache(1)(find_drafter)
 
     @property
     def source(self) -> DrafterSource:
         """Folder and config of the drafter to start from, found when they are first needed."""
-        name = str(self.args.draft_model)
-        if self._source is None or self._source.name != name:
-            self._source = find_drafter(name)
-        return self._source
+        return self._find(str(self.args.draft_model))
 
     def drafter_args(self) -> DrafterArgs:
         """Return the args of the drafter to train.
