@@ -16,7 +16,7 @@ _KEEP = 2
 _FREE = {
     "stage", "config", "given", "output_path", "time_limit", "save_every", "steps_per_report",
     "no_cache", "taps", "eval_prompts", "num_eval_prompts", "eval_max_tokens", "eval_temp",
-    "eval_stride", "bits", "data_batch_size", "grad_checkpoint", "thinking",
+    "eval_stride", "bits", "data_batch_size", "grad_checkpoint", "thinking", "no_fast_blas",
 }  # fmt: skip
 ADVICE = "give another --output-path or the first value"
 
