@@ -17,6 +17,7 @@ SAME = (
     ("settings", "adapter"),
     ("settings", "quantize_activations"),
     ("settings", "dense"),
+    ("settings", "draft_vocab"),
     ("settings", "extra_eos_token"),
 )
 FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")

@@ -231,8 +231,8 @@ class Loop:
             budgets (sequence): The most tokens to accept for each sequence after this round.
         """
         round_, most = self.round, min(self.verify_width, max(budgets))
-        # Whether the next round copies is known only once this one is settled.
-        if round_ is None or not self.drafts or most <= 1 or self.max_copied:
+        drafts = self.guard.on and self.block_size > 1
+        if round_ is None or not drafts or most <= 1:
             return
         if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
             return
@@ -240,13 +240,14 @@ class Loop:
         sequences, decisions = round_.sequences, round_.decisions
         with mx.stream(self.stream):
             anchors = mx.array([decision.tokens[-1] for decision in decisions], mx.uint32)
-            positions = [sequence.position for sequence in sequences]
-            self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
-            if self.drafts:
+            both = list(zip(sequences, decisions, strict=True))
+            rows = [sequence.rows_of(decision) for sequence, decision in both]
+            self._extend(round_, rows, [sequence.position for sequence in sequences])
+            offers = [s.copies.offer(d.tokens[-1], self.max_copied) for s, d in both if s.copies]
+            # Where there is something to copy the next round may not ask the drafter.
+            if self.guard.on and not any(offer.tokens for offer in offers):
                 widths = [int(min(self.block_size, budget)) for budget in budgets]
-                histories = [
-                    s.history_with(d.tokens) for s, d in zip(sequences, decisions, strict=True)
-                ]
+                histories = [s.history_with(d.tokens) for s, d in both]
                 proposals = self.drafting.propose(sequences, anchors, widths, histories)
                 self._ahead = Ahead(proposals, time.perf_counter() - start)
             # The next round may run on another thread.
@@ -277,8 +278,7 @@ class Loop:
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
         if extend:
-            self._read(sequences, rows, positions)
-            self._extend(round_, positions, keeps)
+            self._extend(round_, rows, positions)
         self._lap(ACCEPT, [s.context_state for s in sequences], round_.states)
         round_.seconds += time.perf_counter() - start
         self._count(round_, answering)
@@ -348,12 +348,16 @@ class Loop:
                 if hasattr(sequence.context, "read"):
                     sequence.context.read(row, position)
 
-    def _extend(self, round_: Round, positions: Rows[int], keeps: Rows[int]) -> None:
-        """Hand the kept rows to the drafter, once."""
-        if self.drafts and not round_.extended:
-            round_.extended = True
-            sequences, taps = round_.sequences, round_.out.taps
-            self.drafting.extend(sequences, round_.inputs, taps, positions, keeps)
+    def _extend(self, round_: Round, rows: Rows[list[int]], positions: Rows[int]) -> None:
+        """Hand the kept rows, and their tokens, to what drafts from them, once."""
+        if round_.extended:
+            return
+        round_.extended = True
+        self._read(round_.sequences, rows, positions)
+        if self.drafts:
+            keeps = [decision.num_kept for decision in round_.decisions]
+            inputs, taps = round_.inputs, round_.out.taps
+            self.drafting.extend(round_.sequences, inputs, taps, positions, keeps)
 
     def _forward(
         self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False

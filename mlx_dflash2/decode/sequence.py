@@ -64,11 +64,14 @@ class Sequence:
             return None
         return mx.concatenate([self.history, mx.array(tokens, mx.uint32)])
 
-    def advance(self, decision: Decision) -> list[int]:
-        """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
-        emitted = decision.tokens[: decision.taken]
+    def rows_of(self, decision: Decision) -> list[int]:
+        """The tokens of the ``decision.num_kept`` rows of a pass that stay."""
         anchor = [] if self.anchor is None else [self.anchor]
-        rows = [*anchor, *emitted][: decision.num_kept]
+        return [*anchor, *decision.tokens[: decision.taken]][: decision.num_kept]
+
+    def advance(self, decision: Decision) -> list[int]:
+        """Account for a pass; return the tokens of the rows that stay."""
+        emitted, rows = decision.tokens[: decision.taken], self.rows_of(decision)
         self.position += decision.num_kept
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
