@@ -9,7 +9,8 @@ on MLX's own.
 
 import argparse
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -25,16 +26,23 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def timed(arms: dict[str, Iterable[Any]], tokens: int) -> dict[str, float]:
-    """Seconds that each arm takes for so many tokens after its first."""
+def timed(
+    arms: dict[str, Iterable[Any]], tokens: int, finish: Callable[[], None]
+) -> dict[str, float]:
+    """Seconds that each arm takes for so many tokens after its first.
+
+    ``finish`` waits for what an arm has begun of its next token: no arm pays for another one.
+    """
     steps = {name: iter(arm) for name, arm in arms.items()}
     for arm in steps.values():
         next(arm)
+        finish()
     seconds = dict.fromkeys(arms, 0.0)
     for _ in range(tokens // PIECE):
         for name, arm in steps.items():
             start = time.perf_counter()
             list(islice(arm, PIECE))
+            finish()
             seconds[name] += time.perf_counter() - start
     return seconds
 
@@ -44,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
     # A BLAS counts only if it is loaded before MLX.
     import mlx.core as mx
     import mlx_lm
-    from mlx_lm.generate import generate_step
+    from mlx_lm.generate import generate_step, generation_stream
 
     from mlx_dflash2 import Stats, dflash_generate_step, embedded, load_drafter
     from mlx_dflash2.drafter.model import Drafter, Proposal
@@ -72,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
             mx.array(prompt), model, drafter, max_tokens=count, stats=stats
         ),
     }
-    seconds = timed(arms, args.tokens)
+    seconds = timed(arms, args.tokens, partial(mx.synchronize, generation_stream))
     print(f"plain {seconds['plain']:.1f} s, drafts {seconds['drafts']:.1f} s for {args.tokens}")
     print(f"ratio {seconds['drafts'] / seconds['plain']:.3f}")
     print(stats.summary())

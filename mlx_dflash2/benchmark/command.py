@@ -94,6 +94,8 @@ def _measure(args: argparse.Namespace) -> None:
         args.no_selector,
         args.dense,
     )
+    for drafter in drafters.values():
+        drafter.frequent_tokens = pair.drafter.frequent_tokens
     longest = max(drafter.block_size for drafter in drafters.values())
     if args.recall and args.max_tokens < longest:
         raise ValueError(
@@ -175,6 +177,7 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
         else fingerprint(user_path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
         "dense": args.dense or None,
+        "draft_vocab": args.draft_vocab,
         "extra_eos_token": list(args.extra_eos_token) or None,
         "num_draft_tokens": (args.num_draft_tokens or 3) if args.draft_lm else None,
     }

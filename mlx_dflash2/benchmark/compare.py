@@ -17,6 +17,7 @@ SAME = (
     ("settings", "adapter"),
     ("settings", "quantize_activations"),
     ("settings", "dense"),
+    ("settings", "draft_vocab"),
     ("settings", "extra_eos_token"),
 )
 

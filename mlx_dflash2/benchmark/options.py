@@ -3,7 +3,11 @@
 import argparse
 from collections.abc import Sequence
 
-from ..cli.arguments import add_draft_model_argument, add_model_arguments
+from ..cli.arguments import (
+    add_draft_model_argument,
+    add_draft_vocab_argument,
+    add_model_arguments,
+)
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.outputs import check_file, check_folder, user_path
 from ..cli.parser import Parser
@@ -63,6 +67,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     add_model_arguments(parser)
     add_draft_model_argument(parser)
+    add_draft_vocab_argument(parser)
     quick = "quick: speed with and without drafts, as mlx_lm.benchmark measures it"
     add_options(parser.add_argument_group(quick), _QUICK)
     add_options(parser.add_argument_group("arms, prompts and results"), _OPTIONS)

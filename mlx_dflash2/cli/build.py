@@ -20,6 +20,7 @@ from ..pairs.find import PairSources
 from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
 from .dense import check_dense, unpack
+from .draft_vocab import frequent_tokens
 
 SAMPLING = (
     "temp",
@@ -110,6 +111,8 @@ def read_pair(
         unpack(*pair.models)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
+    if args.draft_vocab is not None:
+        pair.drafter.frequent_tokens = frequent_tokens(args.draft_vocab, pair.tokenizer)
     if args.no_kernels:
         switch_off()
     with wired_limit(pair.model):
