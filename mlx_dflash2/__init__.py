@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from . import embedded
     from .checkpoint.load import load_drafter
     from .checkpoint.target import load
+    from .copies import CopyProposer
     from .decode.batch.generate import batch_generate
     from .decode.generate import dflash_generate_step, generate, stream_generate
     from .decode.sampling import make_logits_processors, make_sampler
@@ -25,6 +26,7 @@ else:
     del generate, _generate_command
 
 __all__ = [
+    "CopyProposer",
     "DFlashPromptCache",
     "Proposal",
     "Proposer",
@@ -44,6 +46,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "CopyProposer": ".copies",
         "DFlashPromptCache": ".decode.session",
         "Proposal": ".drafter",
         "Proposer": ".drafter",

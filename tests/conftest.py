@@ -1,5 +1,9 @@
+import os
 import shutil
 import sys
+
+# On an M5 MLX multiplies float32 in TF32 unless it finds this when it is loaded.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
 
 import mlx.core as mx
 import mlx_lm

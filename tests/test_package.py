@@ -211,3 +211,10 @@ def test_side_effects_would_be_seen(patch):
     with pytest.raises(subprocess.CalledProcessError) as error:
         run_python(SNAPSHOT + patch + CHECK)
     assert "AssertionError" in error.value.stderr
+
+
+def test_float32_is_float32_in_the_tests():
+    """An M5 rounds products of float32 matrices to TF32 unless MLX is told before it is loaded."""
+    text = (Path(__file__).parent / "conftest.py").read_text()
+    assert "MLX_ENABLE_TF32" in os.environ
+    assert text.index('"MLX_ENABLE_TF32"') < text.index("import mlx")

@@ -13,7 +13,7 @@ import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import read_drafter_args
+from ..checkpoint.load import UNQUANTIZED, read_drafter_args
 from ..cli.build import prefill_step_size, read_pair
 from ..cli.console import note
 from ..cli.dense import FLAG, unpack
@@ -57,7 +57,9 @@ def _measure(args: argparse.Namespace) -> None:
     settings = _check(args)
     chats = read_chats(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantized ones are further arms.
-    sources = find_pair(args.model, args.draft_model, revision=args.revision)
+    sources = find_pair(
+        args.model, args.draft_model, revision=args.revision, draft_bits=UNQUANTIZED
+    )
     pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
     drafters = prepare_drafters(
@@ -76,11 +78,17 @@ def _measure(args: argparse.Namespace) -> None:
         )
     draft_lm = _draft_lm(args, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
-        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
+        drafters,
+        args.temps,
+        args.verify_widths or [None],
+        draft_lm,
+        args.num_draft_tokens or 3,
+        args.copy_drafts,
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
     settings_of_all = asdict(settings) | {"trials": args.trials, "temps": args.temps}
     settings_of_all |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
+    settings_of_all["copy_drafts"] = args.copy_drafts
     plan = {
         "kind": KIND,
         "format": FORMAT,

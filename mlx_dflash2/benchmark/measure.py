@@ -150,7 +150,7 @@ class Bench:
             sum(drafted),
             weights + max(0, mx.get_peak_memory() - before),
             0 if arm.draft_lm is None else rounds_of(drafted),
-            asdict(stats) if arm.drafter is not None else {},
+            asdict(stats) if arm.proposer is not None else {},
         )
 
 

@@ -7,8 +7,8 @@ from ..cli.arguments import add_draft_model_argument, add_model_arguments
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.outputs import check_file, check_folder, user_path
 from ..cli.parser import Parser
-from ..decode.defaults import CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
-from ..evaluation.prompts import SUITES
+from ..decode.defaults import COPY_DRAFTS, CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
+from ..evaluation.prompts import PACKAGED, SUITES
 
 MAX_TOKENS = 128
 _COUNT = Range(1)
@@ -22,13 +22,15 @@ _OPTIONS = (
     Option("no_selector", bool, False, None,
         "Also run the drafter without its selector, at the first temperature: the best token of "
         "each row"),
+    Option("copy_drafts", [COPY_DRAFTS], ["off"], None,
+        "Copies from the text: an arm without them, with them, and with nothing else"),
     Option("verify_widths", [int], None, None,
         "Rows of the block that the target verifies, an arm each (default: the block size)"),
     Option("temps", [float], [0.0, 1.0], None, "Sampling temperatures (default: 0 1)"),
     Option("top_p", float, 0.0, None, "Sampling top-p, at temperatures above 0"),
     Option("top_k", int, 0, None, "Sampling top-k, at temperatures above 0"),
     Option("suites", [str], ["built-in"], None,
-        f"built-in, {', '.join(SUITES)}, or JSONL files of prompts or chats (default: built-in)"),
+        f"{', '.join((*PACKAGED, *SUITES))}, or JSONL files of prompts or chats"),
     Option("limit", int, None, _COUNT, "The most prompts per suite"),
     Option("thinking", ("on", "off", "both"), None, None,
         "For chat templates with enable_thinking (default: both for these)"),

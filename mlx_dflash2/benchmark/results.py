@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
+from ..checkpoint.load import UNQUANTIZED, DrafterSource, device_dtype, load_drafter, read_drafter
 from ..cli.dense import FLAG, unpack
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
@@ -45,7 +45,7 @@ def prepare_drafters(
         drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
     if dflash1_model is not None:
         other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
-        drafters[other] = load_drafter(dflash1_model, dtype=dtype, lazy=dense)
+        drafters[other] = load_drafter(dflash1_model, bits=UNQUANTIZED, dtype=dtype, lazy=dense)
         if dense:
             unpack(drafters[other], flag=f"{FLAG}, --dflash1-model")
     if no_selector:
@@ -130,9 +130,10 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     phases = {}
     for arm in bench.arms:
         # The temperature changes the number of rounds, not their phases.
-        if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
+        proposer = arm.proposer
+        if proposer is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
-            phases[arm.label] = time_phases(bench.model, arm, arm.drafter, prompt, bench.settings)
+            phases[arm.label] = time_phases(bench.model, arm, proposer, prompt, bench.settings)
     return phases
 
 

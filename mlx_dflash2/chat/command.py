@@ -4,6 +4,7 @@ import argparse
 
 import mlx.core as mx
 
+from ..checkpoint.files import Source
 from ..cli.build import generation_options, read_pair
 from ..cli.console import note, prefill_progress, stoppable, streamed_answer
 from ..decode.stats import Stats
@@ -27,6 +28,7 @@ def main(args: argparse.Namespace) -> None:
         draft_bits=args.draft_bits,
         block_size=options.block_size,
         verify_width=options.verify_width,
+        copy_drafts=args.copy_drafts,
     )
     pair = read_pair(sources, args)
     if args.seed is not None:
@@ -39,7 +41,7 @@ def main(args: argparse.Namespace) -> None:
         template_config=args.chat_template_config,
     )
     settings, screen = Settings(args, conversation), Screen()
-    screen.header("mlx_dflash2.chat", _facts(args, conversation, sources.drafter.name))
+    screen.header("mlx_dflash2.chat", _facts(args, conversation, sources.draft_model))
     note(HELP)
     while (message := screen.ask()) not in (None, "q"):
         if message == "r":
@@ -53,14 +55,16 @@ def main(args: argparse.Namespace) -> None:
             _print_answer(conversation, message)
 
 
-def _facts(args: argparse.Namespace, conversation: Conversation, drafter: str) -> dict[str, str]:
+def _facts(
+    args: argparse.Namespace, conversation: Conversation, drafter: Source | None
+) -> dict[str, str]:
     """Return what the header shows, by name."""
     pair, width = conversation.pair, args.verify_width
     facts = {
         "model": pair.name,
         "adapter": args.adapter_path,
-        "drafter": drafter,
-        "rows a pass": f"up to {pair.drafter.block_size}" if width is None else str(width),
+        "drafter": "copies only" if drafter is None else drafter.name,
+        "rows a pass": f"up to {pair.most_rows}" if width is None else str(width),
         "max tokens": "no limit" if args.max_tokens == -1 else f"{args.max_tokens:,}",
         "system": args.system_prompt,
     }

@@ -29,7 +29,7 @@ def chat_options(args: argparse.Namespace, pair: Pair) -> GenerationOptions:
     options = fit_to_tokenizer(generation_options(args), pair.tokenizer)
     width = options.verify_width
     if width is None and args.seed is not None:
-        width = options.block_size or pair.drafter.block_size
+        width = options.block_size or pair.most_rows
     return replace(options, seed=None, verify_width=width)
 
 

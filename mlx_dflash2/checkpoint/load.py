@@ -22,6 +22,8 @@ from .files import (
 from .tensors import cast, fit_to, main_dtype, quantize
 
 DTYPES = {name: getattr(mx, name) for name in DTYPE_NAMES}
+# The bits that keep a drafter's matrices as they are stored.
+UNQUANTIZED = 16
 
 
 @dataclass(frozen=True)
@@ -78,10 +80,22 @@ def check_bits(bits: int | None, source: DrafterSource) -> None:
     Raises:
         ValueError: in one line.
     """
-    if bits is not None and source.args.quantization:
+    if bits not in (None, UNQUANTIZED) and source.args.quantization:
         raise ValueError(
             f"`bits` is {bits} but has to be None: {source.name} is already quantized."
         )
+
+
+def bits_at_load(bits: int | None, source: DrafterSource, gpu: bool | None = None) -> int | None:
+    """Return the bits to quantize a drafter to, ``None`` to leave it as it is stored.
+
+    A GPU takes 4 where none are asked for: it spends most of a draft on reading weights, and what
+    4 bits change of the drafts costs less than they save. The CPU backend gains nothing.
+    """
+    gpu = mx.default_device() == mx.gpu if gpu is None else gpu
+    if bits is None and gpu and not source.args.quantization:
+        return 4
+    return None if bits == UNQUANTIZED else bits
 
 
 def device_dtype() -> mx.Dtype | None:
@@ -105,7 +119,8 @@ def load_drafter(
 
     Args:
         path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
-        bits (int, optional): Quantize the large matrices to 4 or 8 bits. Default: ``None``.
+        bits (int, optional): Quantize the large matrices to 4 or 8 bits; 16 leaves them as they
+            are stored. Default: ``None``, 4 on a GPU and as stored on the CPU.
         group_size (int): Group size of that quantization: 32, 64 or 128. Default: ``64``.
         dtype (mx.Dtype, optional): ``mx.bfloat16`` or ``mx.float32`` for everything that is not
             quantized. float16 overflows in these models. Default: ``None``, the dtype of most
@@ -120,6 +135,8 @@ def load_drafter(
     """
     _check_options(bits, group_size, dtype)
     source = find_drafter(path_or_hf_repo, revision)
+    check_bits(bits, source)
+    bits = bits_at_load(bits, source)
     return read_drafter(source, bits=bits, group_size=group_size, dtype=dtype, lazy=lazy)
 
 
@@ -131,7 +148,10 @@ def read_drafter(
     dtype: mx.Dtype | None = None,
     lazy: bool = False,
 ) -> Drafter:
-    """Read the weights of a drafter that was found; otherwise as :func:`load_drafter`."""
+    """Read the weights of a drafter that was found; otherwise as :func:`load_drafter`.
+
+    Here no ``bits`` leave the drafter as it is stored, on every device.
+    """
     check_bits(bits, source)
     files = weight_files(source.fetch(DRAFTER_FILES))
     drafter = Drafter(source.args)
@@ -154,8 +174,8 @@ def read_drafter(
 
 
 def _check_options(bits: Any, group_size: Any, dtype: Any) -> None:
-    if bits is not None and (type(bits) is not int or bits not in (4, 8)):
-        raise ValueError(f"`bits` is {bits!r} but has to be 4, 8 or None.")
+    if bits is not None and (type(bits) is not int or bits not in (4, 8, UNQUANTIZED)):
+        raise ValueError(f"`bits` is {bits!r} but has to be 4, 8, {UNQUANTIZED} or None.")
     if type(group_size) is not int or group_size not in GROUP_SIZES:
         sizes = ", ".join(map(str, GROUP_SIZES))
         raise ValueError(f"`group_size` is {group_size!r} but has to be one of {sizes}.")

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..decode.defaults import (
+    COPY_DRAFTS,
+    COPY_DRAFTS_DEFAULT,
     CPU_PREFILL_STEP_SIZE,
     KV_GROUP_SIZE,
     PREFILL_STEP_SIZE,
@@ -48,6 +50,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         default=(),
         nargs="+",
         help="Add tokens to the list of EOS tokens that stop generation.",
+    )
+    group.add_argument(
+        "--no-kernels",
+        action="store_true",
+        help="Use none of this package's Metal kernels, only MLX's own",
     )
     add_dense_argument(group)
     add_blas_argument(group)
@@ -114,6 +121,7 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the drafter, and how much of its block is used."""
     group = parser.add_argument_group("drafter")
     add_draft_model_arguments(group)
+    add_copy_argument(group)
     group.add_argument(
         "--block-size",
         type=int,
@@ -129,15 +137,27 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_copy_argument(parser: argparse._ActionsContainer) -> None:
+    """Add copies from the text so far, beside the drafter or instead of it."""
+    parser.add_argument(
+        "--copy-drafts",
+        choices=COPY_DRAFTS,
+        default=COPY_DRAFTS_DEFAULT,
+        help="Also draft what followed where the text repeats itself; 'only' needs no drafter "
+        "(default: %(default)s)",
+    )
+
+
 def add_draft_model_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the drafter, and how it is loaded."""
     add_draft_model_argument(parser)
     parser.add_argument(
         "--draft-bits",
         type=int,
-        choices=(4, 8),
+        choices=(4, 8, 16),
         default=None,
-        help="Quantize the drafter's large matrices when it is loaded",
+        help="Quantize the drafter's large matrices when it is loaded; 16 leaves them as they are "
+        "stored (default: 4 on a GPU, 16 on the CPU)",
     )
 
 

@@ -6,11 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
+from mlx_lm.generate import wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..decode.defaults import CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
 from ..decode.options import GenerationOptions
 from ..decode.sampling import Sampling, make_logits_processors, make_sampler
+from ..kernels import switch_off
+from ..kernels.race import race_here
 from ..pairs.find import PairSources
 from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
@@ -102,9 +105,13 @@ def read_pair(
         **trust,
     )
     if args.dense:
-        unpack(pair.drafter, pair.model)
+        unpack(*pair.models)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
+    if args.no_kernels:
+        switch_off()
+    with wired_limit(pair.model):
+        race_here(pair.models, pair.most_rows, note)
     return pair
 
 

@@ -42,8 +42,15 @@ def check_ids(prompt: mx.array, vocab_size: int) -> None:
         )
 
 
-def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
-    """Block size and verify width in effect, for a drafter trained with blocks of ``trained``.
+def check_widths(
+    trained: int, block_size: int | None, verify_width: int | None, max_copied: int = 0
+) -> tuple[int, int]:
+    """Block size and verify width in effect.
+
+    Args:
+        trained (int): The block size that the drafter was trained with.
+        block_size, verify_width (int, optional): As asked for.
+        max_copied (int): The most drafts that are copied. Default: ``0``.
 
     Raises:
         ValueError: naming the one that is out of range.
@@ -54,7 +61,9 @@ def check_widths(trained: int, block_size: int | None, verify_width: int | None)
             f"`block_size` is {block} but has to be from 1 to {trained}, the block that the "
             "drafter was trained with."
         )
-    width = block if verify_width is None else verify_width
-    if not 1 <= width <= block:
-        raise ValueError(f"`verify_width` is {width} but has to be from 1 to the block of {block}.")
+    most = max(block, max_copied + 1)
+    width = most if verify_width is None else verify_width
+    if not 1 <= width <= most:
+        rows = f"the block of {block}" if most == block else f"{most}, as many as are copied"
+        raise ValueError(f"`verify_width` is {width} but has to be from 1 to {rows}.")
     return block, width

@@ -12,6 +12,10 @@ PREFILL_STEP_SIZE = 2048
 CPU_PREFILL_STEP_SIZE = 64
 COMPLETION_BATCH_SIZE = 32
 
+# Copies of the text as drafts: none, beside a drafter, or instead of one.
+COPY_DRAFTS = ("off", "with", "only")
+COPY_DRAFTS_DEFAULT = "with"
+
 # Quantized key-value caches: numbers that share a scale, and the first token to quantize at.
 KV_GROUP_SIZE = 64
 QUANTIZED_KV_START = 5000

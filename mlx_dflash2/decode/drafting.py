@@ -16,7 +16,7 @@ class Drafting:
     """Asks a drafter for drafts, and hands it the rows that were kept.
 
     Args:
-        proposer (Proposer): The drafter.
+        proposer (Proposer, optional): The drafter, if there is one.
         target (Target): Lends it embedding and head.
         block_size (int): Rows of its block.
         guard (DraftGuard): Takes its errors.
@@ -25,7 +25,7 @@ class Drafting:
 
     def __init__(
         self,
-        proposer: Proposer,
+        proposer: Proposer | None,
         target: Target,
         block_size: int,
         guard: DraftGuard,
@@ -39,6 +39,7 @@ class Drafting:
         sequences: list[Sequence],
         anchors: mx.array,
         widths: Rows[int],
+        histories: Rows[mx.array | None],
         lazy: bool = False,
     ) -> list[Proposal]:
         """Draft for every sequence that has room.
@@ -47,6 +48,7 @@ class Drafting:
             sequences (list): Those to decode.
             anchors (mx.array): Their anchors [B].
             widths (sequence): Rows that each one's block may have.
+            histories (sequence): All tokens up to the anchor, where there are processors.
             lazy (bool): Leave the drafts unevaluated. Default: ``False``.
 
         Returns:
@@ -55,7 +57,7 @@ class Drafting:
         proposals = [Proposal.none() for _ in sequences]
         # A sequence with room for one token takes no key, as on its own.
         places = [index for index, width in enumerate(widths) if width > 1]
-        if not places:
+        if not places or self.proposer is None or not self.guard.on:
             return proposals
         drafting = [sequences[index] for index in places]
         # Our own drafter takes its tokens from the target's head.
@@ -65,9 +67,10 @@ class Drafting:
                 self.proposer,
                 self.target,
                 anchors if len(places) == len(sequences) else anchors[mx.array(places)],
-                [sequence.context for sequence in drafting],
+                [sequence.drafter_context for sequence in drafting],
                 self.block_size,
                 [sequence.judge for sequence in drafting],
+                [histories[index] for index in places],
                 self.clock,
             )
             found = [
@@ -92,7 +95,9 @@ class Drafting:
         keeps: Rows[int],
     ) -> None:
         """Hand the drafter the rows that a pass over ``inputs`` left in the caches."""
-        contexts = [sequence.context for sequence in sequences]
+        if self.proposer is None or not self.guard.on:
+            return
+        contexts = [sequence.drafter_context for sequence in sequences]
         with self.guard.step():
             extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
 

@@ -11,7 +11,7 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse, generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..drafter.model import Proposer
+from ..drafter.model import Drafter, Proposer
 from .defaults import KV_GROUP_SIZE, MAX_TOKENS, PREFILL_STEP_SIZE, QUANTIZED_KV_START
 from .judge import Judge
 from .loop import Loop
@@ -19,6 +19,7 @@ from .options import GenerationOptions, LogitsProcessor, Sampler
 from .session import DFlashPromptCache
 from .stats import Stats
 from .text import StopStrings, check_prompt, encode_prompt, responses, stop_strings, wrap_tokenizer
+from .warm import warm_up
 
 Steps = Generator[tuple[int, mx.array, bool], None, None]
 # Arguments of a single run rather than options.
@@ -161,8 +162,8 @@ def make_loop(
     stream: Any,
     stats: Stats,
 ) -> Loop:
-    """Make the loop that decodes the sequences of some judges."""
-    return Loop(
+    """Make the loop that decodes the sequences of some judges; on a GPU warm the pair up."""
+    loop = Loop(
         model,
         draft_model,
         stream,
@@ -172,6 +173,11 @@ def make_loop(
         verify_width=options.verify_width,
         adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
     )
+    if mx.default_device() == mx.gpu and isinstance(draft_model, Drafter):
+        with loop.guard.step():
+            widths = sorted({1, loop.verify_width})
+            warm_up(loop.target, draft_model, stream, loop.block_size, widths)
+    return loop
 
 
 def stream_generate(

@@ -27,10 +27,12 @@ class DraftGuard:
         stats (Stats): Where failures are counted and kept.
         own (bool): Whether the drafter is this package's :class:`Drafter`, of which only errors
             of the device are taken.
+        copies (bool): Whether copies go on where the drafter fails.
     """
 
-    def __init__(self, stats: Stats, own: bool = False):
+    def __init__(self, stats: Stats, own: bool = False, copies: bool = False):
         self.stats, self.on = stats, True
+        self._lost = "the drafter" if copies else "drafts"
         self._errors = DEVICE_ERRORS if own else FOREIGN_ERRORS
 
     @contextmanager
@@ -52,13 +54,16 @@ class DraftGuard:
     def fail(self, reason: str) -> None:
         """Count a failed step and stop."""
         self.stats.draft_failures += 1
-        self.stop(reason)
+        self._stop(reason, self._lost)
 
     def stop(self, reason: str) -> None:
         """Make no more drafts, and say why."""
+        self._stop(reason, "drafts")
+
+    def _stop(self, reason: str, lost: str) -> None:
         if self.on:
             self.on, self.stats.fallback = False, reason
-            warnings.warn(f"Decoding goes on without drafts: {reason}.", stacklevel=2)
+            warnings.warn(f"Decoding goes on without {lost}: {reason}.", stacklevel=3)
 
 
 def warn_low_acceptance(stats: Stats, before: int) -> None:

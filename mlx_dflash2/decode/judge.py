@@ -133,6 +133,31 @@ class Judge:
                 return f"the logits processor {name}"
         return "the sampler" if self.rule == COUPLED else None
 
+    @property
+    def lasting(self) -> list[mx.array]:
+        """What outlives a round: the next may run on another thread, so it is evaluated here."""
+        return [] if self.key is None else [self.key, *(self._keys or ())]
+
+    def process_drafts(self, logits: mx.array, history: mx.array) -> mx.array:
+        """Change a drafter's logits as pure processors will change the target's, more or less.
+
+        The drafts are not known yet: each row is processed as if it came next.
+
+        Args:
+            logits (mx.array): Rows [L, V] of the target's whole vocabulary.
+            history (mx.array): All tokens up to the anchor.
+        """
+        none = mx.array([], mx.uint32)
+        rows = [
+            self._process(row, none, history, self.pure) for row in mx.split(logits, len(logits))
+        ]
+        return mx.concatenate(rows)
+
+    @property
+    def pure(self) -> list[PureProcessor]:
+        """The processors that may be called for rows which are never emitted."""
+        return [p for p in self.processors if isinstance(p, PureProcessor)]
+
     def draft_key(self) -> mx.array | None:
         """This round's key for the drafter's walk; ``None`` where it takes the best step."""
         return None if self.key is None else self._round_keys(self.key)[0]
@@ -141,7 +166,6 @@ class Judge:
         """Independent keys for one round's draft, filter, acceptance and draw."""
         if self._keys is None:
             self.key, *self._keys = mx.random.split(key, 5)
-            mx.async_eval(self.key, self._keys)
         return self._keys
 
     def at_once(
@@ -161,7 +185,7 @@ class Judge:
         """
         if self.processors:
             rows = [
-                self._process(logits[i : i + 1], proposal.tokens[:i], history)
+                self._process(logits[i : i + 1], proposal.tokens[:i], history, self.processors)
                 for i in range(logits.shape[0])
             ]
             logits = mx.concatenate(rows)
@@ -179,7 +203,8 @@ class Judge:
         logprobs: list[mx.array] = []
         drafts, reads = integers(proposal.tokens), 2
         for i in range(logits.shape[0]):
-            row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
+            drafted = proposal.tokens[:i]
+            row = self._process(logits[i : i + 1], drafted, history, self.processors)
             total = mx.logsumexp(row, axis=-1, keepdims=True)
             check_finite(bool((mx.abs(total) < float("inf")).item()))
             row = row - total
@@ -201,14 +226,20 @@ class Judge:
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
-        mx.eval(logprobs)
+        mx.eval(logprobs, self.lasting)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
-    def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
-        if self.processors and history is not None:
+    def _process(
+        self,
+        row: mx.array,
+        drafts: mx.array,
+        history: mx.array | None,
+        processors: Sequence[Callable],
+    ) -> mx.array:
+        if processors and history is not None:
             tokens = mx.concatenate([history, drafts.astype(history.dtype)])
             shape = row.shape
-            for processor in self.processors:
+            for processor in processors:
                 row = processor(tokens, row)
             if row.shape != shape:
                 raise ValueError(
@@ -250,7 +281,11 @@ def decide_all(
     if waiting:
         # The round's one host read.
         rows = mx.concatenate([host for host, _ in waiting.values()])
-        mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
+        mx.eval(
+            rows,
+            [logprobs for _, logprobs in waiting.values()],
+            [judges[index].lasting for index in waiting],
+        )
         numbers = iter(integers(rows))
         for index, (host, logprobs) in waiting.items():
             num_accepted, finite, target_finite, *tokens = islice(numbers, host.size)

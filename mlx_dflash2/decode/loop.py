@@ -8,9 +8,11 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
+from ..copies import CopyProposer, without_copies
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
+from ..kernels.race import faster
 from ..targets import Forward, bind
 from .checks import check_draft_model, check_ids, check_widths
 from .clock import ACCEPT, HOST, VERIFY, Clock
@@ -20,6 +22,7 @@ from .guard import DraftGuard, warn_low_acceptance
 from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
+from .plan import plan_round
 from .rollback import Transaction, rows_at_once
 from .round import Ahead, Round, aborting, blocks
 from .sequence import Sequence
@@ -41,7 +44,7 @@ class Loop:
         kv_quantization (KVQuantization): When to quantize the target's caches.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
         verify_width (int, optional): Rows that the target verifies. Default: in each round those
-            that should give the most tokens a second, at most the block's.
+            that should give the most tokens a second, at most the block's or a copy's.
         adaptive (bool): Choose widths where none is given. Default: ``True``.
         clock (Clock, optional): Takes the time of each phase, and makes each one wait.
 
@@ -63,19 +66,25 @@ class Loop:
         clock: Clock | None = None,
     ):
         check_draft_model(draft_model)
-        self.model, self.target, self.proposer = model, bind(model), draft_model
-        if isinstance(draft_model, Drafter):
-            check_fit(draft_model.args, self.target.shape)
+        self.model, self.draft_model, self.target = model, draft_model, bind(model)
+        drafter = without_copies(draft_model)
+        self.max_copied = draft_model.max_drafts if isinstance(draft_model, CopyProposer) else 0
+        if isinstance(drafter, Drafter):
+            check_fit(drafter.args, self.target.shape)
         self.block_size, self.verify_width = check_widths(
-            draft_model.block_size, block_size, verify_width
+            draft_model.block_size, block_size, verify_width, self.max_copied
         )
+        # What computes few rows faster; the caller's own models stay what they are.
+        models = [model, drafter] if isinstance(drafter, Drafter) else [model]
+        shadow, *shadows = faster(models, max(self.block_size, self.verify_width))
+        self.target, drafter = bind(shadow), shadows[0] if shadows else drafter
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
-        self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
-        self.drafting = Drafting(draft_model, self.target, self.block_size, self.guard, clock)
+        self.guard = DraftGuard(stats, isinstance(drafter, Drafter | None), self.max_copied > 0)
+        self.drafting = Drafting(drafter, self.target, self.block_size, self.guard, clock)
         self.controller: Controller | None = None
         if adaptive and verify_width is None and self.verify_width > 1:
-            self.controller = Controller(self.verify_width, start_width())
+            self.controller = Controller(self.block_size, start_width())
         self.round: Round | None = None
         self._ahead: Ahead | None = None
         self._passes = 0
@@ -83,8 +92,8 @@ class Loop:
 
     @property
     def drafts(self) -> bool:
-        """Whether the next round may draft."""
-        return self.guard.on and self.block_size > 1
+        """Whether the next round may draft: a drafter that failed leaves copies alone."""
+        return (self.guard.on and self.block_size > 1) or self.max_copied > 0
 
     def open(
         self,
@@ -109,7 +118,7 @@ class Loop:
         judge.check_vocabulary(self.target.vocab_size)
         self.stats.cached_tokens += len(session)
         self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
-        return Sequence(session, judge, session.context_for(self.proposer))
+        return Sequence(session, judge, session.context_for(self.draft_model))
 
     def prefill(
         self,
@@ -134,7 +143,7 @@ class Loop:
         sequence.session.lend()
         # Processors are shown ids of the caller's own type.
         history, prompt = prompt, prompt.astype(mx.uint32)
-        size = self.proposer.context_size
+        size = self.draft_model.context_size
         sequence.context_start = 0 if size is None else sequence.position + total - size
         done = 0
         progress(done, total)
@@ -147,8 +156,7 @@ class Loop:
             if sequence.judge.processors:
                 sequence.history = history
             last = prompt[-1:]
-            # Only a conversation needs the number itself.
-            sequence.anchor = integer(last) if sequence.session.keeps_tokens else None
+            sequence.anchor = integer(last) if sequence.keeps_tokens else None
             proposals = [Proposal.none()]
             self.round = self._decide(
                 self._verify([sequence], sequence.caches, last[None], proposals)
@@ -197,16 +205,21 @@ class Loop:
         Args:
             lazy (bool): Leave the drafts unevaluated, too. Default: ``False``.
         """
-        widths = self._widths(layers, budgets)
+        widest, drafts = self._rows_allowed(layers, budgets), self.guard.on and self.block_size > 1
+        plan = plan_round(sequences, budgets, widest, self.max_copied, drafts, self.controller)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            proposals = self.drafting.propose(sequences, anchors, widths, lazy)
+            histories = [sequence.history for sequence in sequences]
+            proposals = self.drafting.propose(
+                sequences, anchors, plan.drafter_widths, histories, lazy
+            )
         else:
             proposals = [
                 proposal.first(width - 1) if width > 1 else Proposal.none()
-                for proposal, width in zip(ahead.proposals, widths, strict=True)
+                for proposal, width in zip(ahead.proposals, plan.drafter_widths, strict=True)
             ]
+        proposals = plan.with_copies(proposals)
         return self._verify(sequences, layers, blocks(anchors, proposals), proposals)
 
     def draft_ahead(self, budgets: Rows[float]) -> None:
@@ -219,7 +232,8 @@ class Loop:
             budgets (sequence): The most tokens to accept for each sequence after this round.
         """
         round_, most = self.round, min(self.verify_width, max(budgets))
-        if round_ is None or not self.drafts or most <= 1:
+        # Whether the next round copies is known only once this one is settled.
+        if round_ is None or not self.drafts or most <= 1 or self.max_copied:
             return
         if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
             return
@@ -231,10 +245,13 @@ class Loop:
             self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
             if self.drafts:
                 widths = [int(min(self.block_size, budget)) for budget in budgets]
-                proposals = self.drafting.propose(sequences, anchors, widths)
+                histories = [
+                    s.history_with(d.tokens) for s, d in zip(sequences, decisions, strict=True)
+                ]
+                proposals = self.drafting.propose(sequences, anchors, widths, histories)
                 self._ahead = Ahead(proposals, time.perf_counter() - start)
             # The next round may run on another thread.
-            mx.async_eval([sequence.context_state for sequence in sequences])
+            mx.async_eval([[s.context_state, s.judge.lasting] for s in sequences])
         self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:
@@ -257,11 +274,11 @@ class Loop:
             raise
         positions = [sequence.position for sequence in sequences]
         answering = [sequence.answering for sequence in sequences]
-        for sequence, decision in zip(sequences, decisions, strict=True):
-            sequence.advance(decision)
+        rows = [s.advance(decision) for s, decision in zip(sequences, decisions, strict=True)]
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
         if extend:
+            self._read(sequences, rows, positions)
             self._extend(round_, positions, keeps)
         self._lap(ACCEPT, [s.context_state for s in sequences], round_.states)
         round_.seconds += time.perf_counter() - start
@@ -289,17 +306,15 @@ class Loop:
             finally:
                 session.give_back()
 
-    def _widths(self, layers: list[Any], budgets: Rows[float]) -> list[int]:
-        """Rows that each sequence's block may have in this round."""
+    def _rows_allowed(self, layers: list[Any], budgets: Rows[float]) -> int:
+        """The most rows of a pass that caches, budgets and the loop's own width allow."""
         most: float = self.verify_width if self.drafts else 1
         if most > 1 and max(budgets) > 1:
             ring = rows_at_once(layers)
             if ring <= 1:
                 self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
             most = min(most, ring, self.kv_quantization.rows_at_once(layers))
-            if self.controller is not None:
-                most = self.controller.choose(int(min(most, max(budgets))), len(budgets))
-        return [int(min(most, budget)) for budget in budgets]
+        return int(min(most, max(budgets)))
 
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
         """Append known tokens [S] to a sequence's caches and to its context."""
@@ -308,8 +323,8 @@ class Loop:
         transaction.commit([chunk.size], out.records)
         position = sequence.position
         sequence.position += chunk.size
-        if sequence.session.keeps_tokens:
-            sequence.session.append(integers(chunk))
+        tokens = integers(chunk) if sequence.keeps_tokens else []
+        sequence.session.append(tokens)
         self.kv_quantization.apply(sequence.caches)
         if wanted and self.drafts:
             # From the first row that a later block can see.
@@ -317,8 +332,22 @@ class Loop:
             taps = None if out.taps is None else out.taps[:, first:]
             kept = chunk.size - first
             self.drafting.extend([sequence], chunk[None, first:], taps, [position + first], [kept])
-        mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
+        states = [cache.state for cache in sequence.caches], sequence.context_state
+        mx.async_eval(*states)
+        if extend:
+            # While the device works.
+            self._read([sequence], [tokens], [position])
+        mx.eval(*states)
         mx.clear_cache()
+
+    def _read(
+        self, sequences: list[Sequence], tokens: Rows[list[int]], positions: Rows[int]
+    ) -> None:
+        """Show committed tokens to the contexts that want to see them all."""
+        with self.guard.step():
+            for sequence, row, position in zip(sequences, tokens, positions, strict=True):
+                if hasattr(sequence.context, "read"):
+                    sequence.context.read(row, position)
 
     def _extend(self, round_: Round, positions: Rows[int], keeps: Rows[int]) -> None:
         """Hand the kept rows to the drafter, once."""
@@ -331,7 +360,8 @@ class Loop:
         self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False
     ) -> tuple[Forward, Transaction]:
         transaction = Transaction(layers, tokens.shape[1])
-        tap_layers = self.proposer.target_layer_ids if taps and self.drafts else ()
+        taps = taps and self.drafts and self.guard.on
+        tap_layers = self.draft_model.target_layer_ids if taps else ()
         with aborting(transaction):
             out = self.target.forward(tokens, layers, tap_layers, record)
             self.kv_quantization.check_heads(layers)
@@ -378,21 +408,33 @@ class Loop:
         return round_
 
     def _count(self, round_: Round, answering: list[bool]) -> None:
-        before, decisions = self.stats.first_drafts, round_.decisions
-        for decision, after_prompt in zip(decisions, answering, strict=True):
+        before = self.stats.first_drafts
+        copied = [proposal.copied for proposal in round_.proposals]
+        for decision, copy, after_prompt in zip(round_.decisions, copied, answering, strict=True):
             bonus = decision.taken > decision.num_accepted
             if after_prompt:
-                self.stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
+                counts = decision.num_drafted, decision.num_kept - 1, bonus
+                self.stats.count_round(*counts, copied=copy)
             else:
                 self.stats.prefills += bonus
         if all(answering):
             self.stats.count_pass(round_.width)
-            if self.controller is not None and self.guard.on:
-                drafts = [(decision.num_drafted, decision.num_accepted) for decision in decisions]
-                self.controller.observe(round_.width, drafts, round_.seconds)
-                self.stats.parked = self.controller.reason
-                self.stats.parked_rounds += self.controller.parked and round_.width == 1
+            if self.controller is not None and self.drafts:
+                self._control(self.controller, round_)
         warn_low_acceptance(self.stats, before)
+
+    def _control(self, controller: Controller, round_: Round) -> None:
+        """Tell the controller what a round took and gave; copies say nothing of the drafter."""
+        drafts = [
+            (0, 0) if proposal.copied else (decision.num_drafted, decision.num_accepted)
+            for proposal, decision in zip(round_.proposals, round_.decisions, strict=True)
+        ]
+        if round_.width > 1 and not any(drafted for drafted, _ in drafts):
+            controller.observe_copies(round_.width * len(drafts), round_.seconds)
+        else:
+            controller.observe(round_.width, drafts, round_.seconds)
+        self.stats.parked = controller.reason
+        self.stats.parked_rounds += controller.parked and round_.width == 1
 
     def _lap(self, phase: str, *results: Any) -> None:
         if self.clock is not None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..copies import CopyContext
 from .judge import Decision, Judge
 from .session import Session
 
@@ -38,21 +39,42 @@ class Sequence:
         return self.session.working
 
     @property
+    def copies(self) -> CopyContext | None:
+        """Return where its drafts may be copied from."""
+        return self.context if isinstance(self.context, CopyContext) else None
+
+    @property
+    def drafter_context(self) -> Any:
+        """Return the context of the drafter itself."""
+        return self.context if self.copies is None else self.copies.inner
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Tell whether anybody needs the ids of the prompt on the host."""
+        return self.session.keeps_tokens or hasattr(self.context, "read")
+
+    @property
     def context_state(self) -> list[mx.array]:
         """The arrays of the drafter's context; empty where a foreign context does not tell."""
         return getattr(self.context, "state", [])
 
-    def advance(self, decision: Decision) -> None:
-        """Account for a pass of which the caches keep ``decision.num_kept`` rows."""
+    def history_with(self, tokens: list[int]) -> mx.array | None:
+        """All tokens up to the anchor and some more, where there are processors."""
+        if self.history is None:
+            return None
+        return mx.concatenate([self.history, mx.array(tokens, mx.uint32)])
+
+    def advance(self, decision: Decision) -> list[int]:
+        """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
         emitted = decision.tokens[: decision.taken]
         anchor = [] if self.anchor is None else [self.anchor]
         rows = [*anchor, *emitted][: decision.num_kept]
         self.position += decision.num_kept
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
-        if self.history is not None:
-            self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+        self.history = self.history_with(emitted)
         self.session.append(rows)
         if not self.answering:
             self.answering = True
             self.session.checkpoint()
+        return rows

@@ -13,6 +13,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
+from ..copies import without_copies
 from ..drafter.model import Drafter, Proposer
 from ..targets import Target
 from .cache_file import CacheFile, read_cache_file, write_cache_file
@@ -174,6 +175,8 @@ class DFlashPromptCache(Session):
         """Return the context, or a cold one if another drafter is to go on."""
         if draft_model is not self.draft_model:
             self.draft_model, self.context = draft_model, draft_model.make_context()
+        if hasattr(self.context, "read"):
+            self.context.read(self.tokens, 0)
         return self.context
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -328,10 +331,11 @@ def target_fingerprint(model: nn.Module) -> str:
 
 def fingerprint(draft_model: Proposer) -> str:
     """Identify a drafter by its config and one norm: contexts of others cannot be used."""
-    if not isinstance(draft_model, Drafter):
-        return repr(type(draft_model))
-    weights = np.array(draft_model.hidden_norm.weight.astype(mx.float32)).tobytes()
-    return hashlib.sha256(repr(draft_model.args).encode() + weights).hexdigest()
+    drafter = without_copies(draft_model)
+    if not isinstance(drafter, Drafter):
+        return repr(type(drafter))
+    weights = np.array(drafter.hidden_norm.weight.astype(mx.float32)).tobytes()
+    return hashlib.sha256(repr(drafter.args).encode() + weights).hexdigest()
 
 
 def warn_no_effect(reason: str) -> None:

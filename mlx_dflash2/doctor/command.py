@@ -15,17 +15,18 @@ from ..evaluation.prompts import encode, read_chats
 from ..evaluation.teacher_forced import write_text
 from ..pairs.find import find_pair
 from ..pairs.load import load_pair
-from . import environment, plan
+from . import environment, plan, predict, race
 from .chips import find_chip
-from .kernels import doctor_kernels
+from .kernels import doctor_kernels, why_no_kernels
 from .repairs import likely_masks
 from .trace import bisect
 
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
-    pair = (args.model, args.draft_model, args.draft_bits)
-    found = plan.read_plan(*pair, args.acceptance_length)
-    chip = find_chip(chip_name())
+    pair, chip = (args.model, args.draft_model, args.draft_bits), find_chip(chip_name())
+    found = plan.read_plan(*pair, args.acceptance_length, chip, args.chips)
+    if args.chips:
+        return predict.report(found, args.context)
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = int(mx.device_info().get("max_recommended_working_set_size", 0)) or memory_size()
     return plan.report(found, args.context, bandwidth, memory)
@@ -47,6 +48,13 @@ def _trace(args: argparse.Namespace) -> Iterator[str]:
     return bisect(pair.model, pair.drafter, texts, masks, args.anchors, note).lines()
 
 
+def _race(args: argparse.Namespace) -> Iterator[str]:
+    if (reason := why_no_kernels()) is not None:
+        raise ValueError(f"No Metal kernel runs on this machine: {reason}")
+    sources = find_pair(args.model, args.draft_model, draft_bits=args.draft_bits)
+    return race.table(race.race_pair(load_pair(sources)))
+
+
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
     check_dense(args)
@@ -54,6 +62,8 @@ def main(args: argparse.Namespace) -> None:
         sys.exit(min(doctor_kernels(args.repeats), 1))
     if args.trace:
         found = _trace(args)
+    elif args.race:
+        found = _race(args)
     else:
         found = environment.report() if args.model is args.draft_model is None else _plan(args)
     lines = []

@@ -1,6 +1,5 @@
 """Check the Metal kernels on this machine, on the inputs that the tests use."""
 
-import time
 import warnings
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,6 +9,7 @@ import mlx.core as mx
 from ..evaluation.machine import version
 from ..kernels import _common
 from ..kernels.cases import Case, all_cases, largest_error
+from ..kernels.chain import seconds_a_call
 from .options import DEFAULT_REPEATS
 
 
@@ -48,10 +48,7 @@ def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result
 
 def _microseconds(form: Callable, arguments: tuple, repeats: int = DEFAULT_REPEATS) -> float:
     mx.eval(form(*arguments))
-    start = time.perf_counter()
-    for _ in range(repeats):
-        mx.eval(form(*arguments))
-    return (time.perf_counter() - start) / repeats * 1e6
+    return seconds_a_call(form, arguments, repeats) * 1e6
 
 
 def why_no_kernels() -> str | None:

@@ -9,9 +9,9 @@ from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.outputs import check_file, user_path
 from ..cli.parser import Parser
 
-DEFAULT_ANCHORS, DEFAULT_REPEATS = 120, 20
+DEFAULT_ANCHORS, DEFAULT_REPEATS = 120, 64
 # Options that have an effect only in one way of use, with their defaults.
-PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
+PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000, "chips": False}
 KERNELS = {"repeats": DEFAULT_REPEATS}
 TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAULT_ANCHORS}
 _AT_LEAST_1 = Range(1)
@@ -28,6 +28,7 @@ _OPTIONS = {
         Option("acceptance_length", float, None, _AT_LEAST_1,
             "Tokens a round at the full block, bonus included"),
         Option("context", int, None, _AT_LEAST_1, "Tokens before the round (default: 1000)"),
+        Option("chips", bool, None, None, "Predict a round by part on each of Apple's chips"),
     ),
     "which stage is at fault": (
         Option("trace", bool, False, None, "Load the pair and try repairs of the drafter"),
@@ -38,10 +39,12 @@ _OPTIONS = {
         Option("anchors", int, None, _AT_LEAST_1,
             f"The most places to draft from (default: {DEFAULT_ANCHORS})"),
     ),
-    "whether the Metal kernels are right": (
+    "whether the Metal kernels are right, and pay": (
         Option("kernels", bool, False, None, "Check and time every Metal kernel"),
+        Option("race", bool, False, None,
+            "Race the kernel for few rows against MLX's own product, on a pair's weights"),
         Option("repeats", int, None, _AT_LEAST_1,
-            f"Launches to time (default: {DEFAULT_REPEATS})"),
+            f"Calls to time, one after the other (default: {DEFAULT_REPEATS})"),
     ),
 }
 # fmt: on
@@ -75,15 +78,19 @@ def check(args: argparse.Namespace) -> None:
     check_ranges(args, (option for group in _OPTIONS.values() for option in group))
     pair = args.model is not None or args.draft_model is not None
     _settle(args, KERNELS, args.kernels, "--kernels")
-    if args.kernels:
-        for name in ("model", "draft_model", "json", "trace"):
-            if getattr(args, name):
-                raise ValueError(f"{flag(name)} has no effect with --kernels.")
+    for mode, others in (
+        ("kernels", ("model", "draft_model", "json", "trace", "race")),
+        ("race", ("trace",)),
+    ):
+        for name in others:
+            if getattr(args, mode) and getattr(args, name):
+                raise ValueError(f"{flag(name)} has no effect with {flag(mode)}.")
     _settle(args, TRACE, args.trace, "--trace")
-    _settle(args, PLAN, pair and not args.trace, "a pair and without --trace")
+    plans = pair and not args.trace and not args.race
+    _settle(args, PLAN, plans, "a pair and without --trace or --race")
     if args.dense and not args.trace:
         raise ValueError("--dense has an effect only with --trace.")
-    if args.draft_bits is not None and not (pair or args.trace):
+    if args.draft_bits is not None and not (pair or args.trace or args.race):
         raise ValueError("--draft-bits has an effect only with a pair.")
     if args.json is not None:
         check_file(args.json, "--json")

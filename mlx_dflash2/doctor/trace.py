@@ -10,6 +10,7 @@ from itertools import groupby
 
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.generate import wired_limit
 
 from ..decode.stats import LOW_ACCEPTANCE
 from ..drafter.model import Drafter
@@ -202,10 +203,11 @@ def bisect(
     while len(seen) < len(pieces):
         chunk = _in_order(pieces[len(seen) : len(seen) + size])
         progress(f"{len(chunk)} anchors, {len(live)} repairs in question")
-        before = _measure(drafter, chunk)
-        parts.append(before)
-        for outcome in live:
-            outcome.add(before, _measure(outcome.repair.drafter, chunk))
+        with wired_limit(model):
+            before = _measure(drafter, chunk)
+            parts.append(before)
+            for outcome in live:
+                outcome.add(before, _measure(outcome.repair.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
         leader = _best(live)
         live = [outcome for outcome in live if leader and not outcome.is_behind(leader)]

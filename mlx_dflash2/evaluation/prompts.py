@@ -1,4 +1,4 @@
-"""Read prompts: the built-in set, a JSONL file, or a public suite from the hub."""
+"""Read prompts: the sets that come along, a JSONL file, or a public suite from the hub."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+# Answers to the last two repeat much of what their prompts say.
+PACKAGED = {
+    "built-in": Path(__file__).with_name("prompts.jsonl"),
+    "editing": Path(__file__).with_name("editing.jsonl"),
+    "reading": Path(__file__).with_name("reading.jsonl"),
+}
 _REASON = "Please reason step by step, and put your final answer within \\boxed{}."
 _CODE = "Write a solution to the following problem and make sure that it passes the tests:"
 
@@ -60,10 +65,10 @@ SUITES = {
 
 
 def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
-    """Read the chats of suites, of JSONL files or, for ``built-in``, of this package.
+    """Read the chats of suites or JSONL files.
 
     Args:
-        names (iterable of str): ``built-in``, names of ``SUITES``, or paths of JSONL files.
+        names (iterable of str): Names of ``PACKAGED`` or ``SUITES``, or paths of JSONL files.
         limit (int, optional): The most prompts per suite. Default: ``None``, all.
 
     Raises:
@@ -76,7 +81,7 @@ def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
         if name in SUITES:
             found = _suite_chats(name)
         else:
-            found = _jsonl_chats(BUILT_IN if name == "built-in" else Path(name).expanduser())
+            found = _jsonl_chats(PACKAGED.get(name) or Path(name).expanduser())
         for chat in found:
             counts[chat.suite] += 1
             if limit is None or counts[chat.suite] <= limit:
@@ -89,7 +94,7 @@ def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
 def _jsonl_chats(path: Path) -> Iterable[Chat]:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is neither a file nor a suite; suites are built-in, {', '.join(SUITES)}."
+            f"{path} is neither a file nor a suite; suites are {', '.join((*PACKAGED, *SUITES))}."
         )
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():

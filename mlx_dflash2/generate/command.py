@@ -41,6 +41,7 @@ def main(args: argparse.Namespace) -> None:
         draft_bits=args.draft_bits,
         block_size=options.block_size,
         verify_width=options.verify_width,
+        copy_drafts=args.copy_drafts,
     )
     if model is None:
         note(EMBEDDED_NOTE)
@@ -68,9 +69,9 @@ def _answer(
     """Print the answer, and save the caches if asked to."""
     cache = None
     if saved is not None:
-        cache = DFlashPromptCache.restore(saved, pair.model, pair.drafter)
+        cache = DFlashPromptCache.restore(saved, pair.model, pair.proposer)
     elif args.save_prompt_cache:
-        cache = DFlashPromptCache(pair.model, pair.drafter, options.max_kv_size)
+        cache = DFlashPromptCache(pair.model, pair.proposer, options.max_kv_size)
         # It has had its effect on the fresh caches.
         options = replace(options, max_kv_size=None)
     stats = Stats()
@@ -79,7 +80,7 @@ def _answer(
             pair.model,
             pair.tokenizer,
             tokens,
-            pair.drafter,
+            pair.proposer,
             options,
             prompt_cache=cache,
             prompt_progress_callback=progress,

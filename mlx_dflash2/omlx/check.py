@@ -56,7 +56,7 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     rows = (args.hidden_size, args.intermediate_size, attention, taps * args.hidden_size)
     stored, drafter_stored = (
         bool(side.get("quantization") or side.get("quantization_config"))
-        for side in (config, drafter_config)
+        for side in (config, sources.drafter.config)
     )
     return FittingPair(model_type, args.block_size, stored, drafter_stored, rows)
 
@@ -148,7 +148,7 @@ def status_row(
     """Tell of a model: DFlash, drafter, quantization, acceptance, and what is to do."""
     entry = models.get(target.model_id, {})
     if not entry.get("dflash_enabled"):
-        return target.model_id, "off", "", "", "", ""
+        return target.model_id, "off", "", "", "", (*refusals(entry), "")[0]
     problems, _ = check_settings(models, target, omlx, chip=chip, hashes=False)
     bits, group = (entry.get(f"dflash_draft_quant_{key}") for key in ("weight_bits", "group_size"))
     quant = f"{bits or 4} bits, group {group or 64}"

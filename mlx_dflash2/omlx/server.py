@@ -13,9 +13,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from .change import Entry, Models, NotTakenBack, SettingsChange
+from .options import DEFAULT_URL
 from .settings import TOO_OLD
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 # A change may make the server load models before it answers.
 CHANGE_SECONDS = 600.0
 _MAX_ANSWER = 8 * 2**20
@@ -83,7 +83,7 @@ class Admin:
             raw = response.read(_MAX_ANSWER)
             if response.length or response.read(1):
                 raise HTTPException("it is cut off, or longer than 8 MB")
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:
             late = isinstance(error, TimeoutError) or time.monotonic() - started >= seconds
             reason = f"not within {seconds:g} s" if late else str(error) or type(error).__name__
             raise ValueError(f"{self.url}{path}: no whole answer ({reason})") from None

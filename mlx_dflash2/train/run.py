@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..checkpoint.load import device_dtype, load_drafter
+from ..checkpoint.load import UNQUANTIZED, device_dtype, load_drafter
 from ..checkpoint.save import config_of
 from ..cli.outputs import check_folder
 from ..drafter.fit import check_fit
@@ -175,7 +175,7 @@ class Run:
         exported = export.exported_step(self.folder) == step
         if exported:
             # Measure what is exported, quantized as it is.
-            drafter = load_drafter(self.folder / "export", dtype=device_dtype())
+            drafter = load_drafter(self.folder / "export", bits=UNQUANTIZED, dtype=device_dtype())
         else:
             drafter, *_ = self.training.trained()
         measured = "export" if exported else "checkpoint"

@@ -175,7 +175,7 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--trials", "0"], "--trials is 0"),
         (["--json", "/no/such/folder/x.json"], "no folder"),
-        (["--suites", "gsm8l"], "suites are built-in, gsm8k"),
+        (["--suites", "gsm8l"], "suites are built-in, editing, reading, gsm8k"),
         (["--dflash1-model", "/no/such"], "/no/such"),
         (["--thinking", "on"], "enable_thinking"),
         (["--verify-widths", "9"], "from 2 to 8"),

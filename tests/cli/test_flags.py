@@ -38,9 +38,11 @@ COMMON = {
     ),
     "--quantize-activations": ([], {"model_config": {"quantize_activations": True}}),
     "--dense": ([], {"lazy": True, "unpacked": 2}),
+    "--no-kernels": ([], {"kernels": "off"}),
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
     "--system-prompt": (["Be kind."], {"prompt": KIND}),
     "--chat-template-config": (['{"effort": "low"}'], {"prompt": HELLO + "[low]"}),
+    "--copy-drafts": (["only"], {"copy_drafts": "only"}),
     "--block-size": (["3"], {"block_size": 3}),
     "--verify-width": (["2"], {"verify_width": 2}),
     "--max-tokens": (["5"], {"max_tokens": 5}),
@@ -145,7 +147,7 @@ def record(monkeypatch, invoke, saved_pair):
     """Runs a command without its models; everything that it passes on."""
 
     def record(module, *args):
-        seen = {"unpacked": 0, "global seed": None}
+        seen = {"unpacked": 0, "global seed": None, "kernels": "on"}
         # Each run has its own wrapper: the command adds EOS tokens to it.
         tokenizer = TokenizerWrapper(saved_pair.tokenizer._tokenizer, eos_token_ids=[511])
 
@@ -178,6 +180,7 @@ def record(monkeypatch, invoke, saved_pair):
         monkeypatch.setattr(build, "load_pair", load)
         monkeypatch.setattr(build, "pending_downloads", lambda _: [])
         monkeypatch.setattr(build, "unpack", lambda *models: seen.update(unpacked=len(models)))
+        monkeypatch.setattr(build, "switch_off", lambda: seen.update(kernels="off"))
         monkeypatch.setattr(place, "stream_text", stream_text)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)
         monkeypatch.setattr(build, "make_logits_processors", lambda **kw: seen.update(kw))

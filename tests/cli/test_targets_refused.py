@@ -10,8 +10,6 @@ from support.folders import spoil
 from support.saved_models import save_drafter, save_target
 from support.tiny import drafter_config
 
-from mlx_dflash2.omlx import command as omlx
-
 
 def config(**changes):
     def change(folder):
@@ -116,8 +114,7 @@ def test_refused_in_one_line(originals, tmp_path, invoke, monkeypatch, command, 
     else:
         spoil(target)
         spoil(drafter)
-    main = omlx.main if command == "omlx" else main_of(command)
-    status, out, err = invoke(*arguments(command, target, drafter, tmp_path), main=main)
+    status, out, err = invoke(*arguments(command, target, drafter, tmp_path), main=main_of(command))
     lines = [line for line in err.splitlines() if not line.startswith("warning: ")]
     assert status == 1 and "Traceback" not in err and "verdict" not in out, (out, err)
     assert len(lines) == 1 and words in lines[0], err

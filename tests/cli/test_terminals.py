@@ -8,7 +8,9 @@ import sys
 import pexpect
 import pytest
 
-COMMANDS = ("generate", "chat", "demo", "benchmark", "doctor", "convert", "train")
+COMMANDS = (
+    "generate", "chat", "demo", "benchmark", "doctor", "convert", "train", "download", "omlx",
+)  # fmt: skip
 WIDTHS = (80, 40)
 
 

@@ -134,6 +134,23 @@ def test_the_choice_belongs_to_a_device(metal, monkeypatch):
     assert _common.LIBRARY.on("another device").active() == {}
 
 
+def test_where_the_cpu_computes_no_kernel_is_used(monkeypatch):
+    """MLX launches a kernel on the GPU of a Mac unless it is told a stream of the CPU."""
+
+    class Kernel:
+        def __init__(self, **text):
+            pass
+
+        def __call__(self, *, stream=None, **launch):
+            if stream is not None and stream.device == mx.cpu:
+                raise ValueError("Only supports the GPU.")
+            return [mx.ones((1,))]
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx.fast, "metal_kernel", Kernel)
+    assert "all kernels" in expect_plain("Only supports the GPU.")
+
+
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac")
 @pytest.mark.filterwarnings("ignore::mlx_dflash2.kernels.PlainFormWarning")
 def test_the_cpu_of_a_mac_takes_the_plain_form():

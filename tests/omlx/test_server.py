@@ -11,7 +11,7 @@ import pytest
 from support.omlx_tools import MODEL, FakeServer, settings
 
 from mlx_dflash2.omlx.change import plan_disable, plan_export
-from mlx_dflash2.omlx.command import setup_arg_parser
+from mlx_dflash2.omlx.options import setup_arg_parser
 from mlx_dflash2.omlx.server import (
     Admin,
     AdminError,
@@ -246,6 +246,13 @@ def test_urls_that_are_refused(url):
     assert "\n" not in str(error.value)
     with pytest.raises(ValueError, match="url: found"):
         server_answers(url)
+
+
+@pytest.mark.parametrize("url", [f"http://{'a' * 70}:1", "http://127.0.0.1:9/ü"])
+def test_urls_that_cannot_be_sent(url):
+    with pytest.raises(ValueError, match="no whole answer") as error:
+        Admin(url).models()
+    assert url in str(error.value) and not server_answers(url)
 
 
 def test_the_version_is_asked_without_a_key(server):

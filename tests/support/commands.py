@@ -1,8 +1,11 @@
 """Commands by name."""
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
+
+import pytest
 
 
 def main_of(name: str) -> Callable[[], None]:
@@ -13,3 +16,10 @@ def main_of(name: str) -> Callable[[], None]:
 def options_of(name: str) -> ModuleType:
     """Return the module of a command's options."""
     return importlib.import_module(f"mlx_dflash2.{name}.options")
+
+
+def run_command(name: str, argv: Sequence[str]) -> None:
+    """Run a command on arguments of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [name, *argv])
+        main_of(name)()

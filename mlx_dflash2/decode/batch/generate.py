@@ -160,7 +160,8 @@ def decode_batch(
     options = _options(shared, count, max_tokens, sampler, logits_processors, seed)
     caches = _caches(count, prompt_caches)
     judges = [make_judge(own) for own in options]
-    loop = make_loop(model, draft_model, shared, judges, stream, stats)
+    with wired_limit(model, [stream]):
+        loop = make_loop(model, draft_model, shared, judges, stream, stats)
     answers = []
     for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
         check_prompt(prompt)
