@@ -265,6 +265,15 @@ def responses(
     yield respond(text + stops.flush(), "stop" if stopped else "length")
 
 
+def decode_text(tokenizer: TokenizerWrapper, tokens: Iterable[int]) -> str:
+    """Decode tokens to the text that :func:`responses` gives for them."""
+    detokenizer = tokenizer.detokenizer
+    for token in tokens:
+        detokenizer.add_token(token)
+    detokenizer.finalize()
+    return detokenizer.text
+
+
 def _held_back(detokenizer: StreamingDetokenizer) -> str:
     """Text of the tokens so far that a detokenizer shows only after the next token."""
     detokenizer = copy.copy(detokenizer)

@@ -7,7 +7,6 @@ from support.commands import main_of
 
 from mlx_dflash2 import __main__ as dispatcher
 from mlx_dflash2.cli.versions import version_problem
-from mlx_dflash2.omlx import command as omlx
 
 TESTED = ("mlx<0.33,>=0.32.2", "mlx-lm<0.33,>=0.32.2")
 COMMANDS = ("generate", "chat", "demo", "benchmark", "doctor", "convert", "train", "download")
@@ -73,7 +72,7 @@ def test_every_command_tells(installed, invoke, command, args):
 def test_the_dispatcher_and_omlx_tell(installed, invoke, tmp_path):
     installed(mlx_lm="0.31.0")
     args = ["status", "--base-path", f"{tmp_path / 'none'}"]
-    for command, given in ((dispatcher.main, ["--version"]), (omlx.main, args)):
+    for command, given in ((dispatcher.main, ["--version"]), (main_of("omlx"), args)):
         _, _, err = invoke(*given, main=command)
         assert err.count("and mlx-lm 0.31.0: mlx-dflash2 ") == 1
     out = invoke("--version", main=dispatcher.main)[1]

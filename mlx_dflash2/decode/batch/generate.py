@@ -20,7 +20,7 @@ from ..generate import make_judge, make_loop
 from ..options import GenerationOptions, Sampler, refuse_unknown
 from ..session import DFlashPromptCache
 from ..stats import Stats
-from ..text import check_prompt, encode_prompt, wrap_tokenizer
+from ..text import check_prompt, decode_text, encode_prompt, wrap_tokenizer
 from .caches import check_batchable
 from .decoder import Answer, BatchDecoder
 
@@ -102,7 +102,7 @@ def batch_generate(
     if verbose:
         print(f"\n{stats.summary()}")
     return BatchResponse(
-        [tokenizer.decode(row.tokens) for row in rows],
+        [decode_text(tokenizer, row.tokens) for row in rows],
         _batch_stats(stats, time.perf_counter() - start),
         [row.prompt_cache or [] for row in rows] if return_prompt_caches else None,
         [row.tokens for row in rows] if return_token_ids else None,
