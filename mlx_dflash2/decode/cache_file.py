@@ -90,7 +90,9 @@ def _content(arrays: dict[str, mx.array], flat: dict[str, str]) -> CacheFile:
     metadata, classes, kinds = parts
     own = json.loads(metadata.pop(_METADATA, "{}"))
     flat.pop(f"0.{_METADATA}", None)
-    if own and own.pop("digest", None) != _digest(arrays, flat, own):
+    digest = own.pop("digest", None)
+    # Files of earlier versions have none.
+    if digest is not None and digest != _digest(arrays, flat, own):
         raise ValueError("its metadata is damaged.")
     values = arrays | {name: _value(arrays[name], kind) for name, kind in kinds[1:]}
     states = tree_unflatten(list(values.items()))

@@ -125,3 +125,17 @@ def test_a_file_of_mlx_lm_is_told(folders, run, invoke, tmp_path):
         assert status == 0 and err.count("does not say which weights it was made with") == 1
     status, _, err = run(folders / "tuned", "--prompt-cache-file", file)
     assert status == 1 and "but has to be" in err
+
+
+def test_a_file_of_an_earlier_version_is_read(run, tmp_path, folders):
+    """It has no digest, and no fingerprint of the target."""
+    file = tmp_path / "cache.safetensors"
+    status, _, err = run(folders / "target", "--save-prompt-cache", file)
+    assert status == 0, err
+    arrays, metadata = mx.load(str(file), return_metadata=True)
+    (name,) = [name for name, text in metadata.items() if "digest" in text]
+    own = json.loads(metadata[name])
+    del own["digest"], own["model"]
+    mx.save_safetensors(str(file), arrays, metadata | {name: json.dumps(own)})
+    status, out, err = run(folders / "target", "--prompt-cache-file", file)
+    assert status == 0 and out, err
