@@ -169,20 +169,28 @@ def evaluate(
 
 
 def save_plots(found: dict[str, Any], folder: Path) -> list[Path]:
-    """Plot an evaluation in ``acceptance.png``, and the run's log, if any, in ``training.png``.
+    """Plot an evaluation, and the run's log, if any, in ``training.png``.
+
+    ``acceptance.png`` has shares of all drafts; ``recall.png`` shares of those places where all
+    earlier rows are right, which are higher and cannot share an axis with them.
 
     Raises:
         ImportError: if matplotlib is not installed.
     """
     curves = {
-        f"accepted, temperature {temp}": result["by_position"]
+        f"temperature {temp}, {result['prompts']} prompts": result["by_position"]
         for temp, result in found["decoding"].items()
     }
-    if (recall := found["recall"]) is not None:
-        curves["best token right, where all before are"] = recall["recall_best"]
-        curves["among the candidates, where all before are"] = recall["recall_candidates"]
-    figure = line_plot("Held-out prompts", curves, "share of drafts")
+    figure = line_plot("Drafts accepted on held-out prompts", curves, "share of all drafts")
     files = [save_figure(figure, folder / "acceptance.png")]
+    if (recall := found["recall"]) is not None:
+        curves = {
+            "best token right": recall["recall_best"],
+            "true token among the candidates": recall["recall_candidates"],
+        }
+        title = f"Headroom at {recall['anchors']} places of held-out text"
+        figure = line_plot(title, curves, "share where all rows before are right")
+        files.append(save_figure(figure, folder / "recall.png"))
     log = folder / "log.jsonl"
     if log.is_file():
         files.append(_save_log(log, folder / "training.png"))

@@ -1,9 +1,12 @@
 """Commands in pseudo-terminals and with closed streams: what a person sees, and Ctrl-C."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 
 import pexpect
 import pytest
@@ -200,3 +203,36 @@ def test_training_by_default_asks_first(terminal, tmp_path, monkeypatch):
     child.sendline("")
     out, status = read_all(child)
     assert status == 0 and "Traceback" not in out and not list(tmp_path.iterdir())
+
+
+def test_ctrl_c_in_a_prompt(terminal):
+    child = terminal("generate", "--prompt", "word " * 4000, "--prefill-step-size", "1", "-m", "4")
+    child.expect("Prompt: ")
+    child.sendintr()
+    out, status = read_all(child)
+    assert status == 130 and "Traceback" not in out
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_ctrl_c_in_a_benchmark_shows_what_is_done(terminal, tmp_path, width):
+    file = tmp_path / "run.json"
+    child = terminal(
+        "benchmark", "-m", "60", "--temps", "0", "--trials", "40", "--json", file, width=width
+    )
+    child.expect("chat, ")
+    while not file.exists():
+        time.sleep(0.1)
+    child.sendintr()
+    out, status = read_all(child)
+    assert status == 130 and "Traceback" not in out and "INTERRUPTED" in out
+    report = out[out.index("target ") :]
+    assert max(map(len, report.splitlines())) <= width
+    assert not json.loads(file.read_text())["complete"]
+
+
+def test_no_color_means_no_color(terminal):
+    child = terminal("chat", "-m", "3")
+    child.expect("›")
+    child.sendline("q")
+    out, status = read_all(child)
+    assert status == 0 and not re.search(r"\x1b\[[0-9;]*3[0-9]m", child.before + out)

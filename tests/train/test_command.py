@@ -54,7 +54,8 @@ def test_all_stages_make_a_drafter_that_loads(monkeypatch, tmp_path, target_path
     printed = capsys.readouterr()
     assert f"{decoding['acceptance_length']:.2f}" in printed.out
     assert f"{decoding['acceptance_length']:.2f}" in (tmp_path / "run/export/README.md").read_text()
-    assert (tmp_path / "run" / "training.png").is_file()
+    for name in ("training", "acceptance", "recall"):
+        assert (tmp_path / "run" / f"{name}.png").is_file()
     lines = (tmp_path / "run" / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [3, 6]
 
