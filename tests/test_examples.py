@@ -19,18 +19,29 @@ EXPECTED = {
         "> And of Italy?\nThe capital of Italy is Rome.",
         "(14 prompt tokens processed, 45 from the cache)",
     ],
+    "batch": ["Paris.", "Tokyo.", "tokens in"],
+    "mac_pair": ["Generation: ", "Drafting: "],
     "own_drafter": ["row, row, row, row, row, row,", "5 of 5 drafts accepted in 6 rounds"],
 }
 
 
 @pytest.fixture(scope="module")
-def running():
+def running(model_folders):
     """All examples, started at once: each keeps one core busy."""
     embedded_target()
     environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent)}
+    # Nobody has the pair of that example here.
+    pair = dict.fromkeys(EXPECTED, ())
+    pair["mac_pair"] = model_folders / "target", model_folders / "drafter"
     processes = {
         name: subprocess.Popen(
-            [sys.executable, "-W", "error::UserWarning", EXAMPLES / f"{name}.py"],
+            [
+                sys.executable,
+                "-W",
+                "error::UserWarning",
+                EXAMPLES / f"{name}.py",
+                *(pair if name == "mac_pair" else ()),
+            ],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
