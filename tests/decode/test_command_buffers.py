@@ -20,19 +20,16 @@ def test_a_round_hands_over_the_pass_the_draft_and_the_context(temperature, monk
 
     count("async_eval"), count("eval")
     prompt, _ = prompt_and_plain(DENSE, 11)
-    steps = steps_of(
-        DENSE, prompt, make_drafter(), max_tokens=12, sampler=make_sampler(temperature)
-    )
-    rounds = []
-    for _ in steps:
-        if calls:
-            rounds.append(calls[:])
-            calls.clear()
-    # The first is the prompt's.
-    assert len(rounds) > 3
-    handed = ["async_eval", "eval", "async_eval", "async_eval"]
-    # The last but one has nothing left to draft for.
-    assert rounds[1:-2] == [handed] * (len(rounds) - 3)
+    sampler = make_sampler(temperature)
+    steps = steps_of(DENSE, prompt, make_drafter(), max_tokens=-1, sampler=sampler)
+    next(steps), calls.clear()
+    for _ in range(12):
+        next(steps)
+    steps.close()
+    # The draft may come with the last token of a round rather than with the first.
+    a_round = ["async_eval", "eval", "async_eval", "async_eval"]
+    begun = calls.index("eval") - 1
+    assert calls[begun : begun + 16] == a_round * 4
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
