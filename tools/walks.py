@@ -1,6 +1,6 @@
 """Compare two paths through a drafter's candidates: the greedy walk, and what is expected best.
 
-    python tools/walks.py FOLDER
+    python -m tools.walks FOLDER
 
 The greedy walk takes the best step at each position. The other path has the highest expected
 number of accepted drafts, V(s) = max_c q(c | s) (1 + V(c)), backward over the block, where q is a
@@ -20,7 +20,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import numpy as np
-from mlx_dflash2.train.chain import count_rounds
 
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.drafter.logits import best_tokens, transform
@@ -34,6 +33,7 @@ from mlx_dflash2.train.data import write_answers
 from mlx_dflash2.train.evaluate import interval
 from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.taps import ComputedTaps, padded_tokens
+from tools.chain import count_rounds
 
 RESULTS = Path(__file__).parents[1] / "examples" / "results" / "walks.json"
 ANCHORS = 32
@@ -138,5 +138,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python tools/walks.py FOLDER")
+        sys.exit("usage: python -m tools.walks FOLDER")
     main(Path(sys.argv[1]))
