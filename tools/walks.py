@@ -1,6 +1,6 @@
 """Compare two paths through a drafter's candidates: the greedy walk, and what is expected best.
 
-    python -m tools.walks FOLDER
+    python tools/walks.py FOLDER
 
 The greedy walk takes the best step at each position. The other path has the highest expected
 number of accepted drafts, V(s) = max_c q(c | s) (1 + V(c)), backward over the block, where q is a
@@ -138,5 +138,5 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 2:
-        sys.exit("usage: python -m tools.walks FOLDER")
+        sys.exit("usage: python tools/walks.py FOLDER")
     main(Path(sys.argv[1]))
