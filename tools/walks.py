@@ -20,7 +20,6 @@ from typing import Any
 import mlx.core as mx
 import mlx_lm
 import numpy as np
-from mlx_dflash2.train.chain import count_rounds
 
 from mlx_dflash2 import embedded, load_drafter
 from mlx_dflash2.drafter.logits import best_tokens, transform
@@ -34,6 +33,7 @@ from mlx_dflash2.train.data import write_answers
 from mlx_dflash2.train.evaluate import interval
 from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.taps import ComputedTaps, padded_tokens
+from tools.chain import count_rounds
 
 RESULTS = Path(__file__).parents[1] / "examples" / "results" / "walks.json"
 ANCHORS = 32
