@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from ..cli.arguments import add_draft_model_argument, add_model_arguments
+from ..cli.arguments import add_draft_model_argument, add_model_arguments, add_ranks_argument
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.outputs import check_file, check_folder, user_path
 from ..cli.parser import Parser
@@ -55,6 +55,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         "Compare ways of decoding a target. `compare A.json B.json` compares two runs.",
     )
     add_model_arguments(parser)
+    add_ranks_argument(parser, check=False)
     add_draft_model_argument(parser)
     add_options(parser, _OPTIONS)
     return parser

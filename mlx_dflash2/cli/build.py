@@ -18,6 +18,7 @@ from ..pairs.find import PairSources
 from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
 from .dense import check_dense, unpack
+from .together import ranks
 
 SAMPLING = (
     "temp",
@@ -47,6 +48,7 @@ OPTIONS = (
     "kv_group_size",
     "quantized_kv_start",
     "stop",
+    "check_ranks",
 )
 
 
@@ -108,6 +110,7 @@ def read_pair(
     check_dense(args)
     for text in (*sources.notes, *pending_downloads(sources)):
         note(str(text))
+    all_ranks = ranks()
     trust = {"trust_remote_code": args.trust_remote_code}
     pair = load_pair(
         sources,
@@ -115,6 +118,7 @@ def read_pair(
         tokenizer_config=(tokenizer_config or {}) | trust,
         model_config={"quantize_activations": args.quantize_activations},
         lazy=args.dense,
+        ranks=all_ranks,
         **trust,
     )
     if args.dense:
@@ -123,6 +127,9 @@ def read_pair(
         pair.tokenizer.add_eos_token(token)
     if args.no_kernels:
         switch_off()
+    # What a race finds may differ between ranks, whose bits have to be the same.
+    if all_ranks.size > 1:
+        return pair
     with wired_limit(pair.model):
         race_here(pair.models, pair.most_rows, note)
     return pair
