@@ -50,7 +50,7 @@ class Ranks:
         if self.size == 1:
             return value
         data = json.dumps(value).encode() if self.rank == 0 else b""
-        length = int(self._sum(mx.array(len(data))).item())
+        length = np.array(self._sum(mx.array(len(data))))
         own = np.frombuffer(data, np.uint8) if data else np.zeros(length, np.uint8)
         return json.loads(np.array(self._sum(mx.array(own))).tobytes())
 

@@ -53,9 +53,14 @@ class Watch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, RuntimeError):
+            # A collective that fails does so because of another rank, which is about to be told.
+            time.sleep(2 * GRACE)
         self._over = True
         how = _END if kind is None else _FAIL + self._name(kind, error)
         self._tell(how)
+        if isinstance(error, RuntimeError):
+            raise ValueError(str(error)) from error
 
     def _name(self, kind: type[BaseException], error: BaseException | None) -> str:
         text = "interrupted" if kind is KeyboardInterrupt else " ".join(str(error).split())

@@ -44,10 +44,7 @@ def test_another_drafter_on_one_rank_ends_both(pair, tmp_path):
         (folder / "drafter").symlink_to(drafter)
     # The same arguments name another drafter in each rank's own folder.
     options = command((pair[0], "drafter"), "--max-tokens", 4)
-    both = [
-        start(tmp_path, options, options, cwd=folder)[rank] for rank, folder in enumerate(folders)
-    ]
-    for status, out, err in finish(both):
+    for status, out, err in finish(start(tmp_path, options, options, within=folders)):
         assert (status, out) == (1, "")
         assert "error: The ranks differ in the drafter: rank 0 has " in err
 

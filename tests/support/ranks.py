@@ -9,18 +9,30 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 
-def start(folder: Path, *commands: list, **how) -> list[subprocess.Popen]:
-    """Start a Python command in each rank, such as ``["-m", "mlx_dflash2.generate"]``."""
+
+def start(folder: Path, *commands: list, within: list[Path] = ()) -> list[subprocess.Popen]:
+    """Start a Python command in each rank, such as ``["-m", "mlx_dflash2.generate"]``.
+
+    ``within`` has a working directory for each rank. A single command is not distributed.
+    """
     hosts = folder / "hosts.json"
     hosts.write_text(json.dumps([[f"127.0.0.1:{port}"] for port in free_ports(len(commands))]))
     started = []
     for rank, command in enumerate(commands):
-        environment = os.environ | {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": "tests"}
+        path = os.pathsep.join((str(ROOT / "tests"), str(ROOT)))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        if len(commands) > 1:
+            environment |= {"MLX_HOSTFILE": str(hosts), "MLX_RANK": str(rank)}
         pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         command = [sys.executable, *map(str, command)]
-        started.append(subprocess.Popen(command, env=environment, text=True, **pipes, **how))
+        cwd = within[rank] if within else ROOT
+        started.append(
+            subprocess.Popen(
+                command, env=environment, cwd=cwd, text=True, errors="replace", **pipes
+            )
+        )
     return started
 
 
