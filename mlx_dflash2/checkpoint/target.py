@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_adapters, load_model, load_tokenizer
 
 from ..reading import reading
-from ..targets import TargetShape, bind
+from ..targets import TargetShape, bind, language_model
 from .files import Source, find_source, read_headers, weight_files
 from .load import is_drafter
 
@@ -146,6 +146,14 @@ def _shard(model: nn.Module, group: mx.distributed.Group, adapter_path: str | No
         raise ValueError("`adapter_path` is given, but adapters of a sharded target do not work.")
     if not hasattr(model, "shard"):
         raise ValueError(f"mlx-lm cannot split models of type {found!r} over machines.")
+    args, parts = language_model(model).args, group.size()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(args, name, None) or parts
+        # Fewer key heads than parts are repeated.
+        if count % parts and not (name == "num_key_value_heads" and parts % count == 0):
+            raise ValueError(
+                f"`{name}` is {count} but has to divide by the {parts} ranks that share the target."
+            )
     try:
         model.shard(group)
     except (AssertionError, ValueError, ZeroDivisionError) as error:

@@ -71,6 +71,14 @@ def plan_round(
     ])  # fmt: skip
 
 
+def offers_copies(sequences: Rows[Sequence], anchors: Rows[int]) -> bool:
+    """Tell whether any sequence has something to copy after its coming anchor."""
+    return any(
+        sequence.copies is not None and sequence.copies.offer(anchor, 1).tokens
+        for sequence, anchor in zip(sequences, anchors, strict=True)
+    )
+
+
 def _copying(sequences: Rows[Sequence], numbers: Rows[float]) -> list[tuple]:
     """The context and the anchor of each sequence that may copy, and its number."""
     return [

@@ -48,7 +48,7 @@ def test_quantized_shards(found, kind):
 @pytest.mark.parametrize("kind", PIPELINED)
 def test_every_rank_refuses_a_pipelined_target(found, kind):
     for rank in found:
-        assert "layers are spread over machines (pipeline)" in rank[f"{kind}:pipeline"]
+        assert "split over several machines" in rank[f"{kind}:pipeline"]
 
 
 def test_ranks_that_disagree_are_told_with_both_values(found):
