@@ -108,7 +108,7 @@ def read_pair(
         tokenizer_config=(tokenizer_config or {}) | trust,
         model_config={"quantize_activations": args.quantize_activations},
         lazy=args.dense,
-        ranks=all_ranks,
+        ranks=all_ranks if all_ranks.size > 1 else None,
         **trust,
     )
     if args.dense:

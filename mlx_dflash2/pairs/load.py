@@ -99,7 +99,7 @@ def load_pair(
         FileNotFoundError: if a weight file is missing.
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
-    if ranks is not None and ranks.size > 1:
+    if ranks is not None:
         _check_same(sources, ranks)
         load_kwargs["group"] = ranks.group
     model, tokenizer, *_ = read_target(sources.target, lazy=True, **load_kwargs)
