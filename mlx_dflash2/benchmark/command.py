@@ -20,6 +20,7 @@ from ..cli.console import note
 from ..cli.dense import FLAG, unpack
 from ..cli.outputs import user_path
 from ..cli.progress import Progress
+from ..cli.together import ranks
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import environment, fingerprint
 from ..evaluation.prompts import digest, encode, read_chats
@@ -102,6 +103,8 @@ def _measure(args: argparse.Namespace) -> None:
             f"--recall needs answers of a block: --max-tokens is {args.max_tokens} but has to be "
             f"{longest} or more."
         )
+    if args.draft_lm and ranks().size > 1:
+        raise ValueError("--draft-lm does not work with a sharded target: leave it out.")
     draft_lm = _draft_lm(args, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
         drafters,
@@ -123,11 +126,13 @@ def _measure(args: argparse.Namespace) -> None:
         "prompts": {"sha256": digest(prompts), "count": len(prompts), "from": args.suites},
         "settings": settings_of_all | _model_changes(args) | {"arms": [a.label for a in arms]},
     }
-    samples = [Sample(**run) for run in unfinished(args.json, plan)]
+    all_ranks = ranks()
+    done = all_ranks.share(unfinished(args.json, plan) if all_ranks.rank == 0 else None)
+    samples = [Sample(**run) for run in done]
     if samples:
         note(f"Going on after {len(samples)} of {bench.num_runs} runs in {args.json}.")
     results, stopped = _run(bench, plan, samples, args)
-    if args.plots is not None:
+    if args.plots is not None and ranks().rank == 0:
         for file in plots.save(results, args.plots):
             note(f"wrote {file}")
     _print(report(results))
@@ -142,7 +147,7 @@ def _run(
 
     def save(samples: list[Sample]) -> dict[str, Any]:
         results = plan | figures(bench, samples)
-        if args.json is not None:
+        if args.json is not None and ranks().rank == 0:
             write(args.json, results)
         return results
 
@@ -155,7 +160,7 @@ def _run(
             return save(samples), True
         stride = (args.recall_stride or 4) if args.recall else None
         results = save(samples) | audits(bench, samples, stride, progress)
-    if args.json is not None:
+    if args.json is not None and ranks().rank == 0:
         write(args.json, results)
     return results, False
 

@@ -7,6 +7,7 @@ from ..cli.arguments import (
     add_draft_model_argument,
     add_draft_vocab_argument,
     add_model_arguments,
+    add_ranks_argument,
 )
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.outputs import check_file, check_folder, user_path
@@ -66,6 +67,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         "Compare ways of decoding a target. `compare A.json B.json` compares two runs.",
     )
     add_model_arguments(parser)
+    add_ranks_argument(parser, check=False)
     add_draft_model_argument(parser)
     add_draft_vocab_argument(parser)
     quick = "quick: speed with and without drafts, as mlx_lm.benchmark measures it"

@@ -1,12 +1,14 @@
 """The `mlx_dflash2.chat` command."""
 
 import argparse
+from contextlib import nullcontext
 
 import mlx.core as mx
 
 from ..checkpoint.files import Source
 from ..cli.build import generation_options, read_pair
 from ..cli.console import note, prefill_progress, stoppable, streamed_answer
+from ..cli.together import ranks
 from ..decode.stats import Stats
 from ..pairs.find import find_pair
 from .conversation import Conversation
@@ -43,7 +45,7 @@ def main(args: argparse.Namespace) -> None:
     settings, screen = Settings(args, conversation), Screen()
     screen.header("mlx_dflash2.chat", _facts(args, conversation, sources.draft_model))
     note(HELP)
-    while (message := screen.ask()) not in (None, "q"):
+    while (message := _asked(screen)) not in (None, "q"):
         if message == "r":
             conversation.reset()
             note("The conversation is forgotten.")
@@ -53,6 +55,12 @@ def main(args: argparse.Namespace) -> None:
             note(told)
         else:
             _print_answer(conversation, message)
+
+
+def _asked(screen: Screen) -> str | None:
+    """Return the user's next line, on all ranks that of rank 0."""
+    all_ranks = ranks()
+    return all_ranks.share(screen.ask() if all_ranks.rank == 0 else None)
 
 
 def _facts(
@@ -73,7 +81,9 @@ def _facts(
 
 def _print_answer(conversation: Conversation, message: str) -> None:
     """Print an answer while it is generated, up to Ctrl-C, and then a line about it on stderr."""
-    with stoppable() as stopped, prefill_progress() as progress:
+    # Ranks have to stop at the same token: Ctrl-C ends a chat of several.
+    stop = stoppable() if ranks().size == 1 else nullcontext(lambda: False)
+    with stop as stopped, prefill_progress() as progress:
 
         def update(done: int, total: int) -> None:
             progress(done, total)

@@ -8,6 +8,7 @@ from ..cli.arguments import (
     add_drafting_arguments,
     add_max_tokens_argument,
     add_model_arguments,
+    add_ranks_argument,
     add_sampling_arguments,
     add_stop_argument,
     add_template_arguments,
@@ -29,6 +30,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(parser)
     add_cache_arguments(parser)
     add_stop_argument(parser)
+    add_ranks_argument(parser)
     add_unsupported_arguments(parser, UNSUPPORTED)
     return parser
 

@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_adapters, load_model, load_tokenizer
 
 from ..reading import reading
-from ..targets import TargetShape, bind
+from ..targets import TargetShape, bind, language_model
 from .files import Source, find_source, read_headers, weight_files
 from .load import is_drafter
 
@@ -106,13 +106,17 @@ def read_target(
     lazy: bool = False,
     return_config: bool = False,
     trust_remote_code: bool = False,
+    group: mx.distributed.Group | None = None,
 ) -> tuple[Any, ...]:
     """Read the weights and the tokenizer of a target that was found, as :func:`load`.
 
-    No weight is read before all files are known to be whole and to fit each other.
+    No weight is read before all files are known to be whole and to fit each other. With a
+    ``group`` of several processes each reads its slice of every layer.
     """
     folder = source.fetch(DEFAULT_ALLOW_PATTERNS)
     model, config = read_model(folder, model_config, trust_remote_code)
+    if group is not None and group.size() > 1:
+        _shard(model, group, adapter_path)
     if adapter_path is not None:
         with reading(adapter_path):
             model = load_adapters(model, str(Path(adapter_path).expanduser()))
@@ -129,6 +133,33 @@ def read_target(
     if not lazy:
         mx.eval(model.parameters())
     return (model, tokenizer, config) if return_config else (model, tokenizer)
+
+
+def _shard(model: nn.Module, group: mx.distributed.Group, adapter_path: str | None) -> None:
+    """Split a model's layers over the processes of a group, as mlx-lm does.
+
+    Raises:
+        ValueError: if mlx-lm cannot split it, or not into so many parts.
+    """
+    found = getattr(model, "model_type", type(model).__name__)
+    if adapter_path is not None:
+        raise ValueError("`adapter_path` is given, but adapters of a sharded target do not work.")
+    if not hasattr(model, "shard"):
+        raise ValueError(f"mlx-lm cannot split models of type {found!r} over machines.")
+    args, parts = language_model(model).args, group.size()
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(args, name, None) or parts
+        # Fewer key heads than parts are repeated.
+        if count % parts and not (name == "num_key_value_heads" and parts % count == 0):
+            raise ValueError(
+                f"`{name}` is {count} but has to divide by the {parts} ranks that share the target."
+            )
+    try:
+        model.shard(group)
+    except (AssertionError, ValueError, ZeroDivisionError) as error:
+        raise ValueError(
+            f"A model of type {found!r} cannot be split into {group.size()} parts: {error}"
+        ) from error
 
 
 def _try_out(tokenizer: TokenizerWrapper) -> None:

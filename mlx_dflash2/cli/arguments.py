@@ -60,6 +60,17 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add_blas_argument(group)
 
 
+def add_ranks_argument(parser: argparse.ArgumentParser, check: bool = True) -> None:
+    """Let `mlx.launch` start the command in several processes that share one target."""
+    parser.set_defaults(shardable=True)
+    if check:
+        parser.add_argument(
+            "--check-ranks",
+            action="store_true",
+            help="Under mlx.launch, compare what the ranks decide in each round",
+        )
+
+
 def add_dense_argument(parser: argparse._ActionsContainer) -> None:
     """Add how the pair is stored on MLX's CPU backend."""
     parser.add_argument(

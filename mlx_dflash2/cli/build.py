@@ -21,6 +21,7 @@ from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
 from .dense import check_dense, unpack
 from .draft_vocab import frequent_tokens
+from .together import ranks
 
 SAMPLING = (
     "temp",
@@ -50,6 +51,7 @@ OPTIONS = (
     "kv_group_size",
     "quantized_kv_start",
     "stop",
+    "check_ranks",
 )
 
 
@@ -98,6 +100,7 @@ def read_pair(
     check_dense(args)
     for text in (*sources.notes, *pending_downloads(sources)):
         note(str(text))
+    all_ranks = ranks()
     trust = {"trust_remote_code": args.trust_remote_code}
     pair = load_pair(
         sources,
@@ -105,6 +108,7 @@ def read_pair(
         tokenizer_config=(tokenizer_config or {}) | trust,
         model_config={"quantize_activations": args.quantize_activations},
         lazy=args.dense,
+        ranks=all_ranks if all_ranks.size > 1 else None,
         **trust,
     )
     if args.dense:
@@ -115,6 +119,9 @@ def read_pair(
         pair.drafter.frequent_tokens = frequent_tokens(args.draft_vocab, pair.tokenizer)
     if args.no_kernels:
         switch_off()
+    # What a race finds may differ between ranks, whose bits have to be the same.
+    if all_ranks.size > 1:
+        return pair
     with wired_limit(pair.model):
         race_here(pair.models, pair.most_rows, note)
     return pair

@@ -24,13 +24,20 @@ def start(package: str) -> None:
 
 
 def _start(package: str) -> None:
-    args = importlib.import_module(".options", package).parse(sys.argv[1:])
+    parse = importlib.import_module(".options", package).parse
+    args = parse(sys.argv[1:])
     tell_versions()
     # A command that does not multiply matrices has no such flag.
     if not getattr(args, "no_fast_blas", True) and (problem := load_fast_blas()) is not None:
         note(f"warning: {problem}")
     try:
-        importlib.import_module(".command", package).main(args)
+        if not getattr(args, "shardable", False):
+            importlib.import_module(".command", package).main(args)
+            return
+        # MLX is imported only now.
+        with importlib.import_module(".together", __package__).together() as argv:
+            args = args if argv == sys.argv[1:] else parse(argv)
+            importlib.import_module(".command", package).main(args)
     except ValueError as error:
         raise ValueError(as_flags(str(error), args)) from error
 

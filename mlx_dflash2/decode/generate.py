@@ -172,6 +172,7 @@ def make_loop(
         block_size=options.block_size,
         verify_width=options.verify_width,
         adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
+        check_ranks=options.check_ranks,
     )
     if mx.default_device() == mx.gpu and isinstance(draft_model, Drafter):
         with loop.guard.step():

@@ -28,12 +28,16 @@ class DraftGuard:
         own (bool): Whether the drafter is this package's :class:`Drafter`, of which only errors
             of the device are taken.
         copies (bool): Whether copies go on where the drafter fails.
+        alone (bool): Whether no other process drafts with this one: it could not know that this
+            one has stopped.
     """
 
-    def __init__(self, stats: Stats, own: bool = False, copies: bool = False):
+    def __init__(self, stats: Stats, own: bool = False, copies: bool = False, alone: bool = True):
         self.stats, self.on = stats, True
         self._lost = "the drafter" if copies else "drafts"
-        self._errors = DEVICE_ERRORS if own else FOREIGN_ERRORS
+        self._errors: tuple[type[Exception], ...] = DEVICE_ERRORS if own else FOREIGN_ERRORS
+        if not alone:
+            self._errors = ()
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -13,6 +13,7 @@ from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..kernels.race import faster
+from ..ranks import Ranks
 from ..targets import Forward, bind
 from .checks import check_draft_model, check_ids, check_widths
 from .clock import ACCEPT, HOST, VERIFY, Clock
@@ -47,6 +48,8 @@ class Loop:
             that should give the most tokens a second, at most the block's or a copy's.
         adaptive (bool): Choose widths where none is given. Default: ``True``.
         clock (Clock, optional): Takes the time of each phase, and makes each one wait.
+        check_ranks (bool): Compare the decisions of all ranks of a sharded target in each round.
+            Default: ``False``.
 
     Raises:
         ValueError: if the pair or a width does not fit, in one line.
@@ -64,6 +67,7 @@ class Loop:
         verify_width: int | None = None,
         adaptive: bool = True,
         clock: Clock | None = None,
+        check_ranks: bool = False,
     ):
         check_draft_model(draft_model)
         self.model, self.draft_model, self.target = model, draft_model, bind(model)
@@ -76,15 +80,22 @@ class Loop:
         )
         # What computes few rows faster; the caller's own models stay what they are.
         models = [model, drafter] if isinstance(drafter, Drafter) else [model]
-        shadow, *shadows = faster(models, max(self.block_size, self.verify_width))
-        self.target, drafter = bind(shadow), shadows[0] if shadows else drafter
+        self.ranks = None if self.target.group is None else Ranks(self.target.group)
+        self.check_ranks = check_ranks
+        # A race may end differently on each rank, and the bits of its winners differ.
+        if self.ranks is None:
+            shadow, *shadows = faster(models, max(self.block_size, self.verify_width))
+            self.target, drafter = bind(shadow), shadows[0] if shadows else drafter
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
-        self.guard = DraftGuard(stats, isinstance(drafter, Drafter | None), self.max_copied > 0)
+        own = isinstance(drafter, Drafter | None)
+        self.guard = DraftGuard(stats, own, self.max_copied > 0, self.ranks is None)
         self.drafting = Drafting(drafter, self.target, self.block_size, self.guard, clock)
         self.controller: Controller | None = None
         if adaptive and verify_width is None and self.verify_width > 1:
-            self.controller = Controller(self.block_size, start_width())
+            width = start_width()
+            width = width if self.ranks is None else self.ranks.share(width)
+            self.controller = Controller(self.block_size, width)
         self.round: Round | None = None
         self._ahead: Ahead | None = None
         self._passes = 0
@@ -402,6 +413,10 @@ class Loop:
                 round_.rows_of_logits,
                 [sequence.history for sequence in sequences],
             )
+            if self.ranks is not None and self.check_ranks:
+                decided = [(d.num_accepted, d.tokens) for d in round_.decisions]
+                what = f"round {self.stats.rounds} (accepted drafts and tokens)"
+                self.ranks.check_same(what, decided)
             self.stats.host_reads += sum(d.host_reads for d in round_.decisions)
             # A warning may be an error, too.
             self.guard.check(all(decision.finite for decision in round_.decisions))
@@ -430,6 +445,9 @@ class Loop:
             (0, 0) if proposal.copied else (decision.num_drafted, decision.num_accepted)
             for proposal, decision in zip(round_.proposals, round_.decisions, strict=True)
         ]
+        if self.ranks is not None:
+            # Widths follow from times: all ranks go by those of rank 0.
+            round_.seconds = self.ranks.share(round_.seconds)
         if round_.width > 1 and not any(drafted for drafted, _ in drafts):
             controller.observe_copies(round_.width * len(drafts), round_.seconds)
         else:

@@ -37,6 +37,7 @@ class GenerationOptions:
     where that is known.
 
     Attributes:
+        check_ranks (bool): Compare what the ranks of a sharded target decide in each round.
         kv_quantization (KVQuantization): The three options about quantized caches.
 
     Raises:
@@ -55,6 +56,7 @@ class GenerationOptions:
     kv_group_size: int = KV_GROUP_SIZE
     quantized_kv_start: int = QUANTIZED_KV_START
     stop: tuple[str, ...] = ()
+    check_ranks: bool = False
     kv_quantization: KVQuantization = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

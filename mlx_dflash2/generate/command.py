@@ -9,6 +9,7 @@ from pathlib import Path
 from ..checkpoint.files import CONFIG_FILES, resolve
 from ..cli.build import cache_metadata, fit_to_tokenizer, generation_options, read_pair
 from ..cli.console import note, prefill_progress, streamed_answer
+from ..cli.together import ranks
 from ..decode.cache_file import CacheFile, read_cache_file
 from ..decode.generate import stream_text
 from ..decode.options import GenerationOptions
@@ -28,7 +29,11 @@ def main(args: argparse.Namespace) -> None:
     """Run the command."""
     options = generation_options(args)
     prompt = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
-    prompt = sys.stdin.read() if prompt == "-" else prompt
+    if prompt == "-":
+        all_ranks = ranks()
+        prompt = all_ranks.share(sys.stdin.read() if all_ranks.rank == 0 else None)
+    if ranks().size > 1 and (args.prompt_cache_file or args.save_prompt_cache):
+        raise ValueError("Prompt caches of a sharded target are not kept in files.")
     model, saved, tokenizer_config = args.model, None, {}
     if args.prompt_cache_file:
         saved = read_cache_file(args.prompt_cache_file)

@@ -9,6 +9,7 @@ from ..cli.arguments import (
     add_max_tokens_argument,
     add_model_arguments,
     add_prompt_arguments,
+    add_ranks_argument,
     add_sampling_arguments,
     add_stop_argument,
     add_unsupported_arguments,
@@ -35,6 +36,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(parser)
     add_cache_arguments(parser)
     add_stop_argument(parser)
+    add_ranks_argument(parser)
     parser.add_argument(
         "--prompt-cache-file",
         default=None,

@@ -15,6 +15,7 @@ from ..checkpoint.load import bits_at_load, device_dtype, read_drafter
 from ..checkpoint.target import read_target
 from ..copies import CopyProposer, without_copies
 from ..drafter.model import Drafter, Proposer
+from ..ranks import Ranks, fingerprint
 from .find import PairSources
 
 
@@ -77,7 +78,12 @@ class Pair:
 
 
 def load_pair(
-    sources: PairSources, *, lazy: bool = False, for_gpu: bool | None = None, **load_kwargs: Any
+    sources: PairSources,
+    *,
+    lazy: bool = False,
+    for_gpu: bool | None = None,
+    ranks: Ranks | None = None,
+    **load_kwargs: Any,
 ) -> Pair:
     """Read the weights of a pair, after all files of both have been checked.
 
@@ -86,12 +92,16 @@ def load_pair(
         lazy (bool): Leave the weights unread until they are needed. Default: ``False``.
         for_gpu (bool, optional): Read the drafter as it is on a GPU, or on the CPU backend.
             Default: as the default device has it.
+        ranks (Ranks, optional): Processes that share the target and each have the drafter.
         load_kwargs: For the target, as for :func:`mlx_dflash2.load`.
 
     Raises:
         FileNotFoundError: if a weight file is missing.
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
+    if ranks is not None:
+        _check_same(sources, ranks)
+        load_kwargs["group"] = ranks.group
     model, tokenizer, *_ = read_target(sources.target, lazy=True, **load_kwargs)
     drafter, gpu = None, mx.default_device() == mx.gpu if for_gpu is None else for_gpu
     if sources.draft_model is not None:
@@ -102,3 +112,12 @@ def load_pair(
         mx.eval(model.parameters())
     proposer = CopyProposer(drafter) if drafter is None or sources.copies else drafter
     return Pair(sources.target.name, model, tokenizer, proposer)
+
+
+def _check_same(sources: PairSources, ranks: Ranks) -> None:
+    """Check that all ranks found the same files."""
+    both = {"target": sources.target, "drafter": sources.draft_model}
+    for what, source in both.items():
+        if source is not None:
+            folder = source.fetch(DEFAULT_ALLOW_PATTERNS if what == "target" else DRAFTER_FILES)
+            ranks.check_same(f"the {what}", fingerprint(folder, folder.glob("*.safetensors")))

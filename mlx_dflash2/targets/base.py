@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.base import create_attention_mask
+from mlx.nn.layers.distributed import AllToShardedLinear, QuantizedAllToShardedLinear
+from mlx_lm.models.base import create_attention_mask, gather_last_axis
 from mlx_lm.models.cache import make_prompt_cache
 
+from ..ranks import group_of
 from .shape import TargetShape
 
 
@@ -36,7 +38,7 @@ class Target:
         model (nn.Module): From mlx-lm.
 
     Raises:
-        ValueError: if the model is split over several machines.
+        ValueError: if the model's layers are spread over several machines.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -46,12 +48,16 @@ class Target:
         self.layers = list(self.language_model.layers)
         # Every rank knows the size; only some can tell by their layers.
         if getattr(self.inner, "pipeline_size", 1) > 1:
-            raise ValueError("A target that is split over several machines is not supported.")
+            raise ValueError(
+                "A pipelined target, whose layers are split over several machines, is not "
+                "supported: each layer has to be split (tensor parallel)."
+            )
+        self.group = group_of(model)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
-        return _base(self.head_module).weight.shape[0]
+        return _base(self.head_module).weight.shape[0] * self._num_slices
 
     @property
     def num_embeddings(self) -> int:
@@ -144,15 +150,26 @@ class Target:
 
     def unembed(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
         """Multiply rows [..., H] with the head's matrix, tied or not, or with a part of it."""
-        head = self.head_module if head is None else head
-        return head.as_linear(hidden) if self._tied else head(hidden)
+        part, head = head, self.head_module if head is None else head
+        logits = head.as_linear(hidden) if self._tied else head(hidden)
+        if part is not None or self.group is None or self._num_slices == 1:
+            return logits
+        return gather_last_axis(logits, self.group)
+
+    @property
+    def _num_slices(self) -> int:
+        """In how many parts the ranks hold the head's rows."""
+        sliced = isinstance(self.head_module, AllToShardedLinear | QuantizedAllToShardedLinear)
+        return self.group.size() if sliced and self.group is not None else 1
 
     def head_rows(self, ids: mx.array) -> mx.array:
         """Return the head's weights [n, H] of some token ids, unpacked.
 
         Raises:
-            ValueError: if the head has more than one matrix: a bias, or an adapter.
+            ValueError: if the head has more than one matrix, such as an adapter, or is split.
         """
+        if self._num_slices > 1:
+            raise ValueError("The target's head is split over ranks: rows cannot be picked.")
         head = self.head_module
         if head is not _base(head) or "bias" in head:
             raise ValueError("The target's head has a bias or an adapter: rows cannot be picked.")
@@ -167,8 +184,10 @@ class Target:
         """Return a copy of the head's module with the rows of some token ids, packed as they are.
 
         Raises:
-            ValueError: if the head has an adapter.
+            ValueError: if the head has an adapter, or is split.
         """
+        if self._num_slices > 1:
+            raise ValueError("The target's head is split over ranks: rows cannot be picked.")
         head = copy.copy(self.head_module)
         if head is not _base(head):
             raise ValueError("The target's head has an adapter: rows cannot be picked.")

@@ -170,4 +170,8 @@ def run_mixer(
         output, record.after = inputs.run(mixer, state)
     else:
         records[cache] = record
-    return mixer.out_proj(mixer.norm(output, z).reshape(B, L, -1)), record
+    output = mixer.out_proj(mixer.norm(output, z).reshape(B, L, -1))
+    group = getattr(mixer, "sharding_group", None)
+    if group is not None:
+        output = mx.distributed.all_sum(output, group=group)
+    return output, record

@@ -41,6 +41,7 @@ COMMON = {
     "--draft-vocab": (["9"], {"drafted": 11}),
     "--dense": ([], {"lazy": True, "unpacked": 2}),
     "--no-kernels": ([], {"kernels": "off"}),
+    "--check-ranks": ([], {"check_ranks": True}),
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
     "--system-prompt": (["Be kind."], {"prompt": KIND}),
     "--chat-template-config": (['{"effort": "low"}'], {"prompt": HELLO + "[low]"}),
