@@ -24,7 +24,7 @@ from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
 from .rollback import Transaction, rows_at_once
 from .sequence import Sequence
-from .session import DFlashPromptCache, open_session
+from .session import Session, open_session
 from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
 
 # Every round leaves buffers of new sizes behind: masks, scores, contexts.
@@ -106,17 +106,19 @@ class Loop:
     def open(
         self,
         judge: Judge,
-        prompt_cache: list[Any] | DFlashPromptCache | None = None,
+        prompt_cache: list[Any] | Session | None = None,
         max_kv_size: int | None = None,
+        verify_width: int | None = None,
     ) -> Sequence:
         """Begin a sequence.
 
         Args:
             judge (Judge): Decides which of its drafts stay.
-            prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. They are
-                updated in place and, after :meth:`close`, cover exactly the prompt and the
-                emitted tokens.
+            prompt_cache (list or Session, optional): Caches to go on from. They are updated in
+                place and, after :meth:`close`, cover exactly the prompt and the emitted tokens.
             max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
+            verify_width (int, optional): Fewer rows than the loop's for this sequence; 1 does
+                not draft for it.
 
         Raises:
             ValueError: if a cache or a sampler does not fit, in one line.
@@ -126,7 +128,8 @@ class Loop:
         judge.check_vocabulary(self.target.vocab_size)
         self.stats.cached_tokens += len(session)
         self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
-        return Sequence(session, judge, session.context_for(self.proposer))
+        width = self.verify_width if verify_width is None else min(self.verify_width, verify_width)
+        return Sequence(session, judge, session.context_for(self.proposer), width)
 
     def prefill(
         self,
@@ -145,31 +148,53 @@ class Loop:
             step_size (int): Tokens to process at a time.
             progress (callable): Called with the tokens processed so far and their total.
         """
-        start, total = time.perf_counter(), prompt.size
+        done, total = 0, prompt.size
         sequence.session.lend()
-        # Processors are shown ids of the caller's own type.
-        history, prompt = prompt, prompt.astype(mx.uint32)
-        size = self.proposer.context_size
-        sequence.context_start = 0 if size is None else sequence.position + total - size
-        done = 0
+        self.expect(sequence, total)
         progress(done, total)
+        while total - done > 1:
+            chunk = prompt[done : done + min(step_size, total - done - 1)]
+            self.read(sequence, chunk)
+            done += chunk.size
+            progress(done, total)
+        # Processors are shown ids of the caller's own type.
+        decision = self.first_token(sequence, prompt[-1:], prompt)
+        progress(total, total)
+        return decision
+
+    def expect(self, sequence: Sequence, count: int) -> None:
+        """Announce tokens to :meth:`read`: the drafter keeps only the last of them."""
+        size = self.proposer.context_size
+        sequence.context_start = 0 if size is None else sequence.position + count - size
+
+    def read(self, sequence: Sequence, chunk: mx.array) -> None:
+        """Append a chunk [S] of a prompt to a sequence's caches and to its context."""
+        start = time.perf_counter()
         with mx.stream(self.stream):
-            while total - done > 1:
-                chunk = prompt[done : done + min(step_size, total - done - 1)]
-                self._run_chunk(sequence, chunk)
-                done += chunk.size
-                progress(done, total)
+            self._run_chunk(sequence, chunk.astype(mx.uint32))
+        self.stats.prompt_tokens += chunk.size
+        self.stats.prompt_time += time.perf_counter() - start
+
+    def first_token(self, sequence: Sequence, last: mx.array, history: mx.array) -> Decision:
+        """Process a prompt's last token [1] and choose the first token of the answer.
+
+        Args:
+            sequence (Sequence): Of which all tokens before have been read.
+            last (mx.array): The last token.
+            history (mx.array): What logits processors are shown: all tokens up to the last.
+        """
+        start = time.perf_counter()
+        with mx.stream(self.stream):
             if sequence.judge.processors:
                 sequence.history = history
-            last = prompt[-1:]
+            last = last.astype(mx.uint32)
             # Only a conversation needs the number itself.
             sequence.anchor = integer(last) if sequence.session.keeps_tokens else None
             proposals = [Proposal.none()]
             self.round = self._decide(
                 self._verify([sequence], sequence.caches, last[None], proposals)
             )
-        progress(total, total)
-        self.stats.prompt_tokens += total
+        self.stats.prompt_tokens += 1
         self.stats.prompt_time += time.perf_counter() - start
         return self.round.decisions[0]
 
@@ -199,7 +224,7 @@ class Loop:
 
     def launch(self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]) -> Round:
         """Build a round's graph up to the target's logits; see :meth:`next_round`."""
-        widths = self._widths(layers, budgets)
+        widths = self._widths(sequences, layers, budgets)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
         proposals = self._propose(sequences, anchors, widths)
         return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
@@ -230,7 +255,7 @@ class Loop:
         if extend and self.drafts:
             self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
         self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
-        self._count(decisions, answering)
+        self._count(sequences, decisions, answering)
 
     def close(self, sequence: Sequence) -> None:
         """Leave a sequence's caches covering exactly the prompt and the emitted tokens.
@@ -254,8 +279,11 @@ class Loop:
             finally:
                 session.give_back()
 
-    def _widths(self, layers: list[Any], budgets: Rows[float]) -> list[int]:
+    def _widths(
+        self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]
+    ) -> list[int]:
         """Rows that each sequence's block may have in this round."""
+        budgets = [min(b, s.verify_width) for b, s in zip(budgets, sequences, strict=True)]
         most: float = self.verify_width if self.drafts else 1
         if most > 1 and max(budgets) > 1:
             ring = rows_at_once(layers)
@@ -295,7 +323,8 @@ class Loop:
 
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
         """Append known tokens [S] to a sequence's caches and to its context."""
-        wanted = extend and sequence.position + chunk.size > sequence.context_start
+        wanted = extend and sequence.drafts
+        wanted = wanted and sequence.position + chunk.size > sequence.context_start
         out, transaction = self._forward(sequence.caches, chunk[None], taps=wanted)
         transaction.commit([chunk.size], out.records)
         position = sequence.position
@@ -320,7 +349,14 @@ class Loop:
         positions: list[int],
         keeps: list[int],
     ) -> None:
-        contexts = [sequence.context for sequence in sequences]
+        rows = [b for b, sequence in enumerate(sequences) if sequence.drafts]
+        if not rows:
+            return
+        if len(rows) < len(sequences):
+            inputs = inputs[mx.array(rows)]
+            taps = None if taps is None else taps[mx.array(rows)]
+        contexts = [sequences[b].context for b in rows]
+        positions, keeps = ([numbers[b] for b in rows] for numbers in (positions, keeps))
         with self.guard.step():
             extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
 
@@ -342,7 +378,8 @@ class Loop:
         proposals: list[Proposal],
     ) -> Round:
         """Run the anchors and the drafts after them through the target."""
-        out, transaction = self._forward(layers, inputs, taps=True, record=inputs.shape[1] > 1)
+        taps = any(sequence.drafts for sequence in sequences)
+        out, transaction = self._forward(layers, inputs, taps, record=inputs.shape[1] > 1)
         with _aborting(transaction):
             logits = self.target.logits(out.hidden)
         return Round(sequences, proposals, inputs, out, logits, transaction)
@@ -374,14 +411,17 @@ class Loop:
         self._lap(ACCEPT)
         return round_
 
-    def _count(self, decisions: list[Decision], answering: list[bool]) -> None:
+    def _count(
+        self, sequences: list[Sequence], decisions: list[Decision], answering: list[bool]
+    ) -> None:
         before = self.stats.first_drafts
-        for decision, after_prompt in zip(decisions, answering, strict=True):
+        for sequence, decision, after_prompt in zip(sequences, decisions, answering, strict=True):
             bonus = decision.taken > decision.num_accepted
-            if after_prompt:
-                self.stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
-            else:
-                self.stats.prefills += bonus
+            for stats in (self.stats, sequence.stats):
+                if after_prompt:
+                    stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
+                else:
+                    stats.prefills += bonus
         self.stats.passes += any(answering)
         warn_low_acceptance(self.stats, before)
 

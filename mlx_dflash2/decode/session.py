@@ -250,7 +250,7 @@ class DFlashPromptCache(Session):
 def open_session(
     model: nn.Module,
     target: Target,
-    prompt_cache: list[Any] | DFlashPromptCache | None,
+    prompt_cache: list[Any] | Session | None,
     max_kv_size: int | None = None,
 ) -> Session:
     """Make whatever the caller gave as ``prompt_cache`` a session.
@@ -258,8 +258,8 @@ def open_session(
     Args:
         model (nn.Module): The target, from mlx-lm.
         target (Target): The same, bound.
-        prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. Default:
-            ``None``, fresh ones.
+        prompt_cache (list or Session, optional): Caches to go on from. Default: ``None``, fresh
+            ones.
         max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
 
     Raises:
@@ -271,9 +271,9 @@ def open_session(
         if max_kv_size is not None and hasattr(model, "make_cache"):
             warn_no_effect("the model makes its own caches")
     else:
-        given = isinstance(prompt_cache, DFlashPromptCache)
+        given = isinstance(prompt_cache, Session)
         session = prompt_cache if given else Session(prompt_cache, kept=True)
-        if given and prompt_cache.model is not model:
+        if isinstance(session, DFlashPromptCache) and session.model is not model:
             raise ValueError("The prompt cache was made for another model object.")
         if max_kv_size is not None:
             warn_no_effect("a prompt cache is given")

@@ -51,33 +51,47 @@ def _kind(cache: Any) -> Any:
 
 
 class BatchCache:
-    """One batch cache a layer.
+    """The target's caches of all sequences that are decoded together.
+
+    A sequence that is alone keeps its own caches, which need no padding and no mask for it.
 
     Attributes:
-        layers (list): mlx-lm's batch caches; empty while no row has joined.
+        layers (list): The caches, one a layer; empty while no row has joined.
+        num_rows (int): Sequences in them.
     """
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
+        self.num_rows = 0
 
     def join(self, prompt_caches: Sequence[list[Any]]) -> None:
         """Add rows by their own caches, which are emptied: a layer at a time saves memory."""
-        joined = []
-        for _ in range(len(prompt_caches[0])):
-            parts = [caches.pop(0) for caches in prompt_caches]
-            joined.append(parts[0].merge(parts))
-            if self.layers:
-                self.layers[len(joined) - 1].extend(joined[-1])
-                joined[-1] = self.layers[len(joined) - 1]
-            mx.eval(joined[-1].state)
-        self.layers = joined
+        rows = list(prompt_caches)
+        if self.num_rows == 1:
+            rows.insert(0, self.layers)
+            self.layers, self.num_rows = [], 0
+        self.num_rows += len(rows)
+        if self.num_rows == 1:
+            self.layers = list(rows[0])
+            rows[0].clear()
+            return
+        for index in range(len(rows[0])):
+            parts = [caches.pop(0) for caches in rows]
+            merged = parts[0].merge(parts)
+            if index < len(self.layers):
+                self.layers[index].extend(merged)
+            else:
+                self.layers.append(merged)
+            mx.eval(self.layers[index].state)
 
     def leave(self, stay: Sequence[int]) -> None:
         """Only these rows go on."""
-        if not stay:
-            self.layers = []
-        for cache in self.layers:
-            cache.filter(list(stay))
+        if len(stay) < 2:
+            self.layers = self.extract(stay[0]) if stay else []
+        else:
+            for cache in self.layers:
+                cache.filter(list(stay))
+        self.num_rows = len(stay)
 
     def compact(self, positions: Sequence[int]) -> None:
         """Drop the padding that all rows share once a step's worth has gathered.
@@ -91,6 +105,8 @@ class BatchCache:
 
     def extract(self, index: int) -> list[Any]:
         """A row's caches on their own."""
+        if self.num_rows == 1:
+            return list(self.layers)
         return [cache.extract(index) for cache in self.layers]
 
 

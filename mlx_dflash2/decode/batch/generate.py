@@ -164,21 +164,22 @@ def decode_batch(
     for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
         check_prompt(prompt, budget, prefill_step_size)
         left = float("inf") if budget == -1 else budget
-        answers.append(Answer(loop.open(judge, cache), prompt.astype(mx.uint32), left))
+        sequence = loop.open(judge, cache)
+        answers.append(Answer(sequence, prompt.astype(mx.uint32), left, return_prompt_caches))
     if not answers:
         return answers
     check_batchable([answer.sequence.caches for answer in answers])
     _check_rotation(model)
     batch = BatchDecoder(
         loop,
-        answers,
         eos_token_ids,
         batch_size=completion_batch_size,
         prefill_step_size=prefill_step_size,
         keeps_logprobs=return_logprobs,
-        keeps_caches=return_prompt_caches,
         on_finish=on_finish,
     )
+    for answer in answers:
+        batch.insert(answer)
     with wired_limit(model, [stream]):
         batch.run()
     return answers
