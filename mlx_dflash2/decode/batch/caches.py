@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.cache import (
     ArraysCache,
     BatchKVCache,
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import (
     KVCache,
     RotatingKVCache,
 )
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 # What each row's own cache may be before it joins.
 _SINGLE = (KVCache, RotatingKVCache, ArraysCache, CacheList)
@@ -27,6 +29,19 @@ def check_batchable(prompt_caches: Sequence[Sequence[Any]]) -> None:
         if layout != layouts[0]:
             raise ValueError(
                 f"The caches of prompt {index} are {layout} but those of prompt 0 are {layouts[0]}."
+            )
+
+
+def check_rotation(model: nn.Module) -> None:
+    """Refuse a target whose rotation depends on how long a sequence is.
+
+    Raises:
+        ValueError: naming the module.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, DynamicNTKScalingRoPE):
+            raise ValueError(
+                f"The target's {path} is a DynamicNTKScalingRoPE, which mlx-lm does not batch."
             )
 
 

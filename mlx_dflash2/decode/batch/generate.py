@@ -9,7 +9,6 @@ import mlx.nn as nn
 import mlx_lm
 from mlx_lm.generate import BatchResponse, generation_stream, wired_limit
 from mlx_lm.generate_utils import BatchStats
-from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...drafter.model import Proposer
@@ -19,7 +18,7 @@ from ..loop import Loop
 from ..session import DFlashPromptCache
 from ..stats import Stats
 from ..text import check_prompt, encode_prompt
-from .caches import check_batchable
+from .caches import check_batchable, check_rotation
 from .decoder import Answer, BatchDecoder
 
 
@@ -169,7 +168,7 @@ def decode_batch(
     if not answers:
         return answers
     check_batchable([answer.sequence.caches for answer in answers])
-    _check_rotation(model)
+    check_rotation(model)
     batch = BatchDecoder(
         loop,
         eos_token_ids,
@@ -200,14 +199,6 @@ def _for_each(name: str, value: Any, count: int, shared: bool) -> Sequence[Any]:
     if len(values) != count:
         raise ValueError(f"`{name}` has {len(values)} entries but there are {count} prompts.")
     return values
-
-
-def _check_rotation(model: nn.Module):
-    for path, module in model.named_modules():
-        if isinstance(module, DynamicNTKScalingRoPE):
-            raise ValueError(
-                f"The target's {path} is a DynamicNTKScalingRoPE, which mlx-lm does not batch."
-            )
 
 
 class _Progress:
