@@ -1,5 +1,5 @@
-// How one simdgroup picks among up to 32 * SLOTS candidates; slot j of a lane holds candidate
-// 32 * j + lane, and -infinity where there is none. All lanes return the same index.
+// How one simdgroup picks among up to 32 * SLOTS candidates. Slot j of a lane holds the score of
+// candidate 32 * j + lane, and -infinity where there is none. All lanes return the same index.
 
 // The best candidate, lowest index first among equals. q becomes one-hot.
 template <int K, int SLOTS>
@@ -20,7 +20,8 @@ inline uint choose_best(const thread float (&score)[SLOTS], thread float (&q)[SL
     return choice;
 }
 
-// A draw from softmax(score / temperature) by inverse CDF: how many cumulative sums u has reached.
+// A draw from softmax(score / temperature) by inverse CDF: the number of cumulative sums that u has
+// reached.
 template <int K, int SLOTS>
 inline uint choose_sampled(
     const thread float (&score)[SLOTS],

@@ -1,5 +1,5 @@
-// One step of the gated delta rule for ROWS rows of a head's state; a simdgroup holds them, a lane
-// PER consecutive columns of each.
+// One step of the gated delta rule for ROWS rows of a head's state. A simdgroup holds the rows, and
+// a lane PER consecutive columns of each.
 
 // The sum over a simdgroup in a fixed order, so that a step gives the same bits wherever it runs.
 inline float tree_sum(float x) {

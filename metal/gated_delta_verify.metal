@@ -1,12 +1,12 @@
-// gated_delta_verify: the recurrence of a verify pass with deferred replay. The rows that the last
-// pass kept are replayed, that state is written, then the new rows run for their outputs only.
+// gated_delta_verify: the recurrence of a verify pass with deferred replay. It replays the rows that
+// the last pass kept, writes that state, then runs the new rows for their outputs only.
 //
 // inputs    q, k [B, T, Hk, Dk]; v [B, T, Hv, Dv]; g, beta [B, T, Hv]; state [B, Hv, Dv, Dk]
 //           past_k, past_v, past_g, past_beta: the last pass's rows, [B, P, ...]
 //           kept [B], how many of them to replay, at most P
 // outputs   y [B, T, Hv, Dv] O; new_state [B, Hv, Dv, Dk] S, after the replayed rows
 // template  O, S, Hk, Hv, Dk, Dv, ROWS (divides Dv)
-// launch    grid (32, Dv / ROWS, B * Hv), threadgroup (32, n): a simdgroup for ROWS rows
+// launch    grid (32, Dv / ROWS, B * Hv), threadgroup (32, n): a simdgroup for ROWS rows of a state
     const uint lane = thread_index_in_simdgroup;
     const uint b = thread_position_in_grid.z / Hv;
     const uint hv = thread_position_in_grid.z % Hv;

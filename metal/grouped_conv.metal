@@ -1,9 +1,9 @@
-// grouped_conv: a causal convolution over the rows of a block, its kernel a base plus a part for
-// each row, tap and group of channels; with ADD a residual is added before the one rounding.
+// grouped_conv: a causal convolution over the positions of a block. Its kernel is a base plus a
+// part for each position, tap and group of channels.
 //
-// inputs    x [B, L, H]; base [K, H]; dynamic [B, L, K, G]; residual [B, L, H] if ADD; any strides
+// inputs    x [B, L, H]; base [K, H]; dynamic [B, L, K, G]; any strides
 // output    out [B, L, H] O
-// template  O, K, G, ADD
+// template  O, K, G
 // launch    grid (H, L, B)
     const uint3 at = thread_position_in_grid;
     const uint H = threads_per_grid.x;
@@ -18,10 +18,5 @@
         sum += weight *
             static_cast<float>(
                 x[at.z * x_strides[0] + (at.y - tap) * x_strides[1] + at.x * x_strides[2]]);
-    }
-    if (ADD) {
-        sum += static_cast<float>(
-            residual[at.z * residual_strides[0] + at.y * residual_strides[1] +
-                     at.x * residual_strides[2]]);
     }
     out[(size_t(at.z) * L + at.y) * H + at.x] = static_cast<O>(sum);

@@ -1,11 +1,11 @@
-// grouped_conv_norm: grouped_conv of a sublayer's output, added to the residual, and the RMSNorm
-// of that sum, which the next sublayer reads.
+// grouped_conv_norm: adds the grouped_conv of a sublayer's output to the residual, and writes the
+// RMSNorm of that sum, which the next sublayer reads.
 //
 // inputs    x [B, L, H]; base [K, H]; dynamic [B, L, K, G]; residual [B, L, H]; weight [H]; any
 //           strides; eps 0-d float
 // outputs   total [B, L, H] S, the new residual; normed [B, L, H] O
 // template  S, O, K, G, H, THREADS
-// launch    grid (THREADS, L, B), threadgroup THREADS: one row each
+// launch    grid (THREADS, L, B), threadgroup THREADS: one position each
     const uint t = thread_index_in_threadgroup;
     const uint lane = thread_index_in_simdgroup;
     const uint l = threadgroup_position_in_grid.y;

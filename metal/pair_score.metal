@@ -1,7 +1,9 @@
 // pair_score: S_t(a, b) = U_t(b) + <A(a) * g_t, B(b)> for all pairs of adjacent candidates.
+// Used where every score is wanted, as when drafts are compared with a known text; drafting runs
+// pair_walk, which scores only the pairs on its path.
 //
 // inputs    anchor [B], candidates [B, L, K] ids; unary [B, L, K] float; gate [B, L, R];
-//           predecessor, successor [V, R] codebooks; ids are clamped to V - 1
+//           predecessor, successor [V, R] codebooks; ids from V on read the last row
 // output    scores [B, L, K, K] float
 // template  K, R, CHUNK (columns staged at a time), THREADS
 // launch    grid (THREADS, L, B), threadgroup THREADS: one position each

@@ -1,11 +1,12 @@
 // pair_walk: pair_score and path_walk in one launch; only the pairs that the walk meets are scored.
+// Used for drafting, where nobody reads the scores.
 //
-// inputs    as pair_score, and temperature 0-d float, uniforms [B, L] float: read if SAMPLED
-// outputs   as path_walk
+// inputs    those of pair_score, then temperature and uniforms, those of path_walk
+// outputs   those of path_walk
 // template  K <= 64, R, THREADS, SAMPLED
 // launch    grid (THREADS, B), threadgroup THREADS: one block each
 //
-// Simdgroups share the candidates of a position; each of them then makes the same choice. The
+// Simdgroups share the candidates of a position; then each of them makes the same choice. The
 // scores alternate between two rows, so that one barrier a position is enough.
     const uint lane = thread_index_in_simdgroup;
     const uint group = simdgroup_index_in_threadgroup;

@@ -1,7 +1,8 @@
-// path_walk: follows the pair scores from the anchor, one candidate a position.
+// path_walk: follows pair scores from the anchor, one candidate a position.
+// Used where pair_score has written the scores already; drafting runs pair_walk.
 //
 // inputs    scores [B, L, K, K] float; candidates [B, L, K] ids
-//           temperature 0-d float, uniforms [B, L] float in [0, 1): read if SAMPLED
+//           temperature 0-d float and uniforms [B, L] float in [0, 1), read if SAMPLED
 // outputs   tokens [B, L], type of candidates; choices [B, L] uint; q [B, L, K] float
 // template  K <= 64, SAMPLED
 // launch    grid (32, B), threadgroup 32: one simdgroup walks one block

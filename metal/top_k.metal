@@ -10,7 +10,7 @@
 //
 // Keys (value, id) are unique. A thread's best key is among the K best of all threads' bests, or
 // none of its entries is a winner: so K threads hold all winners, at most K * PER entries.
-// A thread or shard with too few entries fills up with -infinity and ids no entry has.
+// A thread or shard with too few entries is filled up with -infinity and ids that no entry has.
     const uint t = thread_index_in_threadgroup;
     const uint row = threadgroup_position_in_grid.y;
     const uint shard = threadgroup_position_in_grid.x;
@@ -49,7 +49,7 @@
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
 
-    // Each of the K threads counts its entries that can win, then lists them behind the others'.
+    // Each of the K threads counts its entries that can win, then lists them after the others'.
     threadgroup uint counts[K];
     threadgroup float list_value[K * PER];
     threadgroup uint list_id[K * PER];

@@ -39,6 +39,7 @@ def time_phases(
         stats,
         kv_quantization=KVQuantization(),
         verify_width=arm.verify_width,
+        adaptive=False,
         clock=clock,
     )
     sequence = loop.open(Judge(sampler, seed=settings.seed))

@@ -35,7 +35,6 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     for label, found in results.get("recall", {}).items():
         name = "".join(c if c.isalnum() else "_" for c in label)
         figures[f"recall_{name}"] = _recall(label, found)
-        figures[f"attention_{name}"] = _attention(label, found)
     written = []
     for name, figure in figures.items():
         if figure is not None:
@@ -107,13 +106,3 @@ def _recall(label: str, found: dict[str, Any]):
         for name, values in lines.items()
     }
     return line_plot(f"Headroom of {label}", lines, "teacher forced")
-
-
-def _attention(label: str, found: dict[str, Any]):
-    figure = new_figure()
-    axes = figure.subplots()
-    image = axes.imshow(found["attention_share"], vmin=0, vmax=1, aspect="auto", cmap="viridis")
-    axes.set(xlabel="row of the block", ylabel="layer", title=f"Attention to the block, {label}")
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    figure.colorbar(image, label="share; the rest goes to the context")
-    return figure

@@ -65,7 +65,8 @@ def dflash_generate_step(
         block_size (int, optional): Rows of the drafter's block, anchor included, at most the
           number that it was trained with; 1 decodes plainly. Default: that number.
         verify_width (int, optional): Rows of the block that the target verifies, from 2 to
-          ``block_size``. Default: ``block_size``.
+          ``block_size``. Default: what should be fastest in each round, 1 included; with a
+          ``seed``, whose draws depend on the widths, ``block_size``.
         max_kv_size (int, optional): Maximum size of the key-value cache; as in mlx-lm it applies
           where no ``prompt_cache`` is given and the model does not make its own caches.
         prompt_cache (list or DFlashPromptCache, optional): The caches of what comes before the
@@ -86,6 +87,7 @@ def dflash_generate_step(
         ValueError: if an argument, or the pair of models, does not fit.
     """
     check_prompt(prompt, max_tokens, prefill_step_size)
+    judge = Judge(sampler, logits_processors, seed)
     loop = Loop(
         model,
         draft_model,
@@ -94,8 +96,9 @@ def dflash_generate_step(
         kv_quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
         block_size=block_size,
         verify_width=verify_width,
+        adaptive=judge.is_repeatable_at_any_width,
     )
-    sequence = loop.open(Judge(sampler, logits_processors, seed), prompt_cache, max_kv_size)
+    sequence = loop.open(judge, prompt_cache, max_kv_size)
     left = float("inf") if max_tokens == -1 else max_tokens
     try:
         callback = prompt_progress_callback or (lambda *_: None)

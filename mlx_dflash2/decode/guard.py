@@ -45,7 +45,9 @@ class DraftGuard:
     def check(self, finite: bool) -> None:
         """Stop drafting if a drafter's numbers overflowed."""
         if not finite:
-            self.fail("the drafter gave non-finite numbers")
+            self.fail(
+                "the drafter gave non-finite numbers, or tokens that the target does not have"
+            )
 
     def fail(self, reason: str) -> None:
         """Count a failed step and stop."""

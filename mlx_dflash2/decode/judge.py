@@ -81,6 +81,7 @@ class Judge:
                 "use mlx_dflash2.make_sampler."
             )
         check_seed(seed)
+        self.seeded = seed is not None
         self.sampling = sampler if isinstance(sampler, Sampling) else None
         self.key: mx.array | None = None
         self._keys: list[mx.array] | None = None
@@ -89,10 +90,10 @@ class Judge:
             self.key = mx.random.key(number)
 
     def check_vocabulary(self, size: int) -> None:
-        """Refuse a sampler that mlx-lm would fail on, and leave ``mx.random`` unusable.
+        """Refuse a sampler that mlx-lm would fail on, and ids that the target does not have.
 
         Raises:
-            ValueError: if as many tokens are to be left as there are.
+            ValueError: if as many tokens are to be left as there are, or for an id beyond them.
         """
         top_k = 0 if self.sampling is None else self.sampling.top_k
         if self.rule == REJECTION and top_k >= size:
@@ -101,10 +102,28 @@ class Judge:
                 "vocabulary; 0 keeps all tokens."
             )
 
+        ids = {
+            "xtc_special_tokens": () if self.sampling is None else self.sampling.xtc_special_tokens
+        }
+        for processor in self.processors:
+            if isinstance(processor, PureProcessor):
+                ids["logit_bias"] = (*ids.get("logit_bias", ()), *processor.ids)
+        for name, given in ids.items():
+            for token in given:
+                if not 0 <= token < size:
+                    raise ValueError(
+                        f"`{name}` names token {token} but has to name tokens from 0 to {size - 1}."
+                    )
+
     @property
     def temperature(self) -> float:
         """For the drafter's walk: 0 unless acceptance knows how it drew."""
         return 0.0 if self.sampling is None else self.sampling.temp
+
+    @property
+    def is_repeatable_at_any_width(self) -> bool:
+        """Whether the same call may verify other widths: a seed's draws depend on them."""
+        return self.rule != REJECTION or not self.seeded
 
     @property
     def row_by_row(self) -> str | None:
@@ -137,8 +156,9 @@ class Judge:
             history (mx.array, optional): All tokens up to the anchor, where there are processors.
 
         Returns:
-            tuple: uint32 [L + 3] for the host: how many drafts stay, whether the drafter's
-            numbers were finite, and the tokens; and the rows of log probabilities.
+            tuple: uint32 [L + 4] for the host: how many drafts stay, whether the drafter's
+            numbers were finite, whether the target's were, and the tokens; and the rows of log
+            probabilities.
         """
         if self.processors:
             rows = [
@@ -146,9 +166,10 @@ class Judge:
                 for i in range(logits.shape[0])
             ]
             logits = mx.concatenate(rows)
-        logprobs = _log_softmax(logits)
+        total = mx.logsumexp(logits, axis=-1, keepdims=True)
+        logprobs = logits - total
         num_accepted, tokens = self._accept(proposal, logprobs)
-        flags = mx.stack([num_accepted, proposal.finite.astype(mx.uint32)])
+        flags = mx.stack([num_accepted, proposal.finite, mx.abs(total.sum()) < float("inf")])
         return mx.concatenate([flags, tokens.astype(mx.uint32)]), list(logprobs)
 
     def one_by_one(
@@ -159,7 +180,10 @@ class Judge:
         logprobs: list[mx.array] = []
         drafts, reads = integers(proposal.tokens), 2
         for i in range(logits.shape[0]):
-            row = _log_softmax(self._process(logits[i : i + 1], proposal.tokens[:i], history))
+            row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
+            total = mx.logsumexp(row, axis=-1, keepdims=True)
+            check_finite(bool((mx.abs(total) < float("inf")).item()))
+            row = row - total
             logprobs.append(row[0])
             if self.rule == REJECTION:
                 here = proposal.only(i)
@@ -169,6 +193,11 @@ class Judge:
                 stays, reads = accepted.item() == 1, reads + 2
             else:
                 tokens.append(integer(self.sampler(row)))
+                if not 0 <= tokens[-1] < row.shape[-1]:
+                    raise ValueError(
+                        f"The sampler chose token {tokens[-1]} but the target has "
+                        f"{row.shape[-1]} tokens."
+                    )
                 reads += 1
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
@@ -179,8 +208,13 @@ class Judge:
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
         if self.processors and history is not None:
             tokens = mx.concatenate([history, drafts.astype(history.dtype)])
+            shape = row.shape
             for processor in self.processors:
                 row = processor(tokens, row)
+            if row.shape != shape:
+                raise ValueError(
+                    f"A logits processor gave rows of shape {row.shape} but has to keep {shape}."
+                )
         return row
 
     def _accept(self, proposal: Proposal, logprobs: mx.array) -> tuple[mx.array, mx.array]:
@@ -220,12 +254,22 @@ def decide_all(
         mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
         numbers = iter(integers(rows))
         for index, (host, logprobs) in waiting.items():
-            num_accepted, finite, *tokens = islice(numbers, host.size)
+            num_accepted, finite, target_finite, *tokens = islice(numbers, host.size)
+            check_finite(bool(target_finite))
             kept = tokens[: num_accepted + 1]
             decisions[index] = Decision(kept, logprobs, len(tokens) - 1, bool(finite))
         decisions[min(waiting)].host_reads = 1
     return [decisions[index] for index in range(len(judges))]
 
 
-def _log_softmax(logits: mx.array) -> mx.array:
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+def check_finite(finite: bool) -> None:
+    """Refuse to choose a token from numbers that overflowed.
+
+    Raises:
+        ValueError: if they did.
+    """
+    if not finite:
+        raise ValueError(
+            "The target's logits are not finite: its weights are damaged, its 16-bit numbers "
+            "overflow, or the logits processors leave no token."
+        )

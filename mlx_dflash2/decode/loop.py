@@ -18,6 +18,7 @@ from ..kernels import active_kernels
 from ..targets import Forward, bind
 from .batch.draft import extend_rows, propose_rows
 from .clock import ACCEPT, HOST, SELECT, VERIFY, Clock
+from .controller import Controller, start_width
 from .guard import DraftGuard
 from .host import integer, integers
 from .judge import Decision, Judge, decide_all
@@ -46,6 +47,12 @@ class Round:
     logits: mx.array
     transaction: Transaction
     decisions: list[Decision] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def width(self) -> int:
+        """Rows of the pass for each sequence."""
+        return self.inputs.shape[1]
 
     @property
     def rows_of_logits(self) -> list[mx.array]:
@@ -66,7 +73,9 @@ class Loop:
         stats (Stats): Filled while decoding.
         kv_quantization (KVQuantization): When to quantize the target's caches.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
-        verify_width (int, optional): Rows that the target verifies. Default: the block's.
+        verify_width (int, optional): Rows that the target verifies. Default: in each round those
+            that should give the most tokens a second, at most the block's.
+        adaptive (bool): Choose widths where none is given. Default: ``True``.
         clock (Clock, optional): Takes the time of each phase, and makes each one wait.
 
     Raises:
@@ -83,6 +92,7 @@ class Loop:
         kv_quantization: KVQuantization,
         block_size: int | None = None,
         verify_width: int | None = None,
+        adaptive: bool = True,
         clock: Clock | None = None,
     ):
         self.model, self.target, self.proposer = model, bind(model), draft_model
@@ -94,6 +104,9 @@ class Loop:
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
         self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
+        self.controller: Controller | None = None
+        if adaptive and verify_width is None and self.verify_width > 1:
+            self.controller = Controller(self.verify_width, start_width())
         self.round: Round | None = None
         self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
@@ -149,6 +162,8 @@ class Loop:
             progress (callable): Called with the tokens processed so far and their total.
         """
         done, total = 0, prompt.size
+        with mx.stream(self.stream):
+            check_ids(prompt, self.target.num_embeddings)
         sequence.session.lend()
         self.expect(sequence, total)
         progress(done, total)
@@ -215,11 +230,14 @@ class Loop:
         start = time.perf_counter()
         with mx.stream(self.stream):
             self.settle()
+            settled = time.perf_counter()
             self.round = self._decide(self.launch(sequences, layers, budgets))
             self._passes += 1
             if self._passes % ROUNDS_PER_CLEAR == 0:
                 mx.clear_cache()
-        self.stats.generation_time += time.perf_counter() - start
+        end = time.perf_counter()
+        self.round.seconds = end - settled
+        self.stats.generation_time += end - start
         return self.round.decisions
 
     def launch(self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]) -> Round:
@@ -238,6 +256,7 @@ class Loop:
         if self.round is None:
             return
         self._lap(HOST)
+        start = time.perf_counter()
         round_, self.round = self.round, None
         sequences, decisions = round_.sequences, round_.decisions
         keeps = [decision.num_kept for decision in decisions]
@@ -255,7 +274,8 @@ class Loop:
         if extend and self.drafts:
             self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
         self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
-        self._count(sequences, decisions, answering)
+        round_.seconds += time.perf_counter() - start
+        self._count(round_, answering)
 
     def close(self, sequence: Sequence) -> None:
         """Leave a sequence's caches covering exactly the prompt and the emitted tokens.
@@ -284,13 +304,20 @@ class Loop:
     ) -> list[int]:
         """Rows that each sequence's block may have in this round."""
         budgets = [min(b, s.verify_width) for b, s in zip(budgets, sequences, strict=True)]
-        most: float = self.verify_width if self.drafts else 1
-        if most > 1 and max(budgets) > 1:
+        limit: float = self.verify_width if self.drafts else 1
+        if limit > 1 and max(budgets) > 1:
             ring = rows_at_once(layers)
             if ring <= 1:
                 self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
-            most = min(most, ring, self.kv_quantization.rows_at_once(layers))
-        return [int(min(most, budget)) for budget in budgets]
+            limit = min(limit, ring, self.kv_quantization.rows_at_once(layers))
+        chosen = limit
+        if self.controller is not None and min(limit, max(budgets)) > 1:
+            chosen = self.controller.choose(int(min(limit, max(budgets))), len(budgets))
+        # The draws of a seed must not depend on what others do, or on how long rounds take.
+        return [
+            int(min(budget, chosen if s.judge.is_repeatable_at_any_width else limit))
+            for budget, s in zip(budgets, sequences, strict=True)
+        ]
 
     def _propose(
         self, sequences: list[Sequence], anchors: mx.array, widths: list[int]
@@ -302,6 +329,8 @@ class Loop:
         if not places:
             return proposals
         drafting = [sequences[index] for index in places]
+        # Our own drafter takes its tokens from the target's head.
+        known = None if isinstance(self.proposer, Drafter) else self.target.num_embeddings
         with self.guard.step():
             found = propose_rows(
                 self.proposer,
@@ -313,9 +342,11 @@ class Loop:
                 self.clock,
             )
             found = [
-                usable(proposal, widths[index] - 1)
+                usable(proposal, widths[index] - 1, known)
                 for index, proposal in zip(places, found, strict=True)
             ]
+            # The drafter runs while the target's graph is built; launch errors show here.
+            mx.async_eval([x for proposal in found for x in proposal if x is not None])
             for index, proposal in zip(places, found, strict=True):
                 proposals[index] = proposal
         self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
@@ -411,18 +442,23 @@ class Loop:
         self._lap(ACCEPT)
         return round_
 
-    def _count(
-        self, sequences: list[Sequence], decisions: list[Decision], answering: list[bool]
-    ) -> None:
-        before = self.stats.first_drafts
-        for sequence, decision, after_prompt in zip(sequences, decisions, answering, strict=True):
+    def _count(self, round_: Round, answering: list[bool]) -> None:
+        before, decisions = self.stats.first_drafts, round_.decisions
+        rows = zip(round_.sequences, decisions, answering, strict=True)
+        for sequence, decision, after_prompt in rows:
             bonus = decision.taken > decision.num_accepted
             for stats in (self.stats, sequence.stats):
                 if after_prompt:
                     stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
                 else:
                     stats.prefills += bonus
-        self.stats.passes += any(answering)
+        if all(answering):
+            self.stats.count_pass(round_.width)
+            if self.controller is not None and self.guard.on:
+                drafts = [(decision.num_drafted, decision.num_accepted) for decision in decisions]
+                self.controller.observe(round_.width, drafts, round_.seconds)
+                self.stats.parked = self.controller.reason
+                self.stats.parked_rounds += self.controller.parked and round_.width == 1
         warn_low_acceptance(self.stats, before)
 
     def _lap(self, phase: str, *results: Any) -> None:
@@ -468,8 +504,25 @@ def warn_low_acceptance(stats: Stats, before: int) -> None:
         warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
 
 
-def usable(proposal: Proposal, count: int) -> Proposal:
+def check_ids(prompt: mx.array, vocab_size: int) -> None:
+    """Refuse token ids that the target cannot embed: MLX would read other memory.
+
+    Raises:
+        ValueError: naming the id and the place.
+    """
+    wrong = (prompt < 0) | (prompt >= vocab_size)
+    if wrong.any().item():
+        index = integer(mx.argmax(wrong))
+        raise ValueError(
+            f"`prompt` holds token {integer(prompt[index])} at place {index} but the target has "
+            f"{vocab_size} tokens; the tokenizer may be of another model."
+        )
+
+
+def usable(proposal: Proposal, count: int, known: int | None = None) -> Proposal:
     """The first drafts of a proposal, as the target reads them.
+
+    Ids from ``known`` on become another one, and the proposal not finite.
 
     Raises:
         ValueError: if they are not a row of ids.
@@ -477,7 +530,11 @@ def usable(proposal: Proposal, count: int) -> Proposal:
     proposal = proposal.first(count)
     if proposal.tokens.ndim != 1:
         raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-    return proposal._replace(tokens=proposal.tokens.astype(mx.uint32))
+    tokens = proposal.tokens.astype(mx.uint32)
+    if known is None:
+        return proposal._replace(tokens=tokens)
+    finite = proposal.finite & (tokens < known).all()
+    return proposal._replace(tokens=mx.minimum(tokens, known - 1), finite=finite)
 
 
 def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:

@@ -115,6 +115,8 @@ class Roll:
 
     def __init__(self, cache: BatchRotatingKVCache, num_rows: int):
         self.cache, self.num_rows = cache, num_rows
+        if num_rows > 1:
+            _put_in_order(cache)
         self.saved = _state(cache)
 
     def commit(self, keeps: Sequence[int], record: Any) -> None:
@@ -146,6 +148,17 @@ class Each:
 def _handle(value: Any) -> Any:
     """The same data under a handle of its own, which slice assignment to the other leaves alone."""
     return value[...] if isinstance(value, mx.array) else value
+
+
+def _put_in_order(cache: BatchRotatingKVCache) -> None:
+    """Order wrapped rings by time, as a pass of several rows does, but before its mask is made.
+
+    mlx-lm's mask of several rows takes the ring's index for the number of its rows.
+    """
+    keys, values, offset, left_padding, size, count, index, rotated = cache.state
+    if rotated:
+        keys, values = (mx.roll(x, -index, axis=2) for x in (keys, values))
+        cache.state = (keys, values, offset, left_padding, size, count, keys.shape[2], False)
 
 
 def _rotating(cache: RotatingKVCache, num_rows: int) -> Rollback:

@@ -124,15 +124,22 @@ class PureProcessor:
     """A logits processor that depends on nothing but its arguments.
 
     It may be called for rows that are never emitted, so a whole block is judged in one go. Wrap
-    a processor of your own in it only if it keeps no count and no state.
+    a processor of your own in it only if it keeps no count and no state. ``ids`` are tokens that
+    it names, so that those which the target does not have are refused.
     """
 
     function: LogitsProcessor
+    ids: tuple[int, ...] = ()
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         return self.function(tokens, logits)
 
 
-def make_logits_processors(*args: Any, **kwargs: Any) -> list[Callable]:
-    """The processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
-    return [PureProcessor(p) for p in sample_utils.make_logits_processors(*args, **kwargs)]
+def make_logits_processors(
+    logit_bias: dict[int, float] | None = None, *args: Any, **kwargs: Any
+) -> list[Callable]:
+    """Make the processors of :func:`mlx_lm.sample_utils.make_logits_processors`, marked as pure."""
+    made = sample_utils.make_logits_processors(logit_bias, *args, **kwargs)
+    # The bias comes first where there is one.
+    ids = [tuple(logit_bias or ())] + [()] * len(made)
+    return [PureProcessor(p, named) for p, named in zip(made, ids, strict=False)]

@@ -26,6 +26,9 @@ class Stats:
         bonus (int): Tokens of the target's own after accepted drafts.
         drafted_at, accepted_at (list): The same by position in the block.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
+        widths (dict): Passes by the rows that each sequence had in them.
+        parked_rounds (int): Passes without drafts because drafting did not pay.
+        parked (str, optional): Why the last passes were plain, if they were.
         draft_failures (int): Drafter steps that raised or gave non-finite numbers.
         host_reads (int): How often the host waited for the device, for the prompt and all rounds.
         fallback (str, optional): Why drafting stopped before the end, if it did.
@@ -48,6 +51,9 @@ class Stats:
     accepted_at: list[int] = field(default_factory=list)
     block_size: int = 1
     verify_width: int = 1
+    widths: dict[int, int] = field(default_factory=dict)
+    parked_rounds: int = 0
+    parked: str | None = None
     draft_failures: int = 0
     host_reads: int = 0
     fallback: str | None = None
@@ -67,6 +73,10 @@ class Stats:
             counts.extend([0] * (drafted - len(counts)))
             for position in range(number):
                 counts[position] += 1
+
+    def count_pass(self, width: int) -> None:
+        self.passes += 1
+        self.widths[width] = self.widths.get(width, 0) + 1
 
     @property
     def first_drafts(self) -> int:
@@ -126,6 +136,12 @@ class Stats:
             f"{self.accepted} of {self.drafted} drafts accepted "
             f"(block {self.block_size}, verify width {self.verify_width}, {self.rule})",
         ]
+        if self.parked_rounds:
+            why = f": {self.parked}" if self.parked else ""
+            lines.append(f"Without drafts in {self.parked_rounds} rounds{why}")
+        if len(self.widths) > 1:
+            widths = ", ".join(f"{width} x {n}" for width, n in sorted(self.widths.items()))
+            lines.append(f"Verify widths (rows x rounds): {widths}")
         if self.row_by_row:
             lines.append(f"Rows judged one by one because of {self.row_by_row}")
         if self.drafted_at:

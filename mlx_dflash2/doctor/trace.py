@@ -1,7 +1,7 @@
-"""Which stage of a drafter is at fault: a bisection on text that its target wrote.
+"""A bisection that finds which stage of a drafter is at fault, on text that its target wrote.
 
-The drafter drafts from the true past at many anchors. Then each repair in turn is tried on the
-same anchors: if one makes the true tokens much more likely, what it undoes is the fault.
+The drafter drafts from the true past at many anchors. Then each repair is tried on the same
+anchors: if one makes the true tokens much more likely, the mistake that it undoes is the fault.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,19 +15,19 @@ from ..decode.stats import LOW_ACCEPTANCE
 from ..drafter.model import Drafter
 from ..evaluation.teacher_forced import (
     CANDIDATES,
-    Forced,
-    Replay,
+    DraftQuality,
+    TextPass,
     acceptance_length,
-    measure,
+    measure_drafts,
     recall,
 )
 from ..targets import Target, bind
 from .trials import Trial, make_trials
 
 DEFAULT_ANCHORS = 120
-# A gain counts from this many standard errors on, over at least so many anchors.
+# A gain counts from this many standard errors on, over at least this many anchors.
 CERTAIN, FEWEST_ANCHORS = 3.0, 12
-# Nats that one token may gain or lose in that: a few surprising tokens would outweigh all others.
+# A token counts with at most this many nats, or a few surprising tokens would outweigh the others.
 STEADY = 0.25
 # A repair is given up once it is this many standard errors below no gain at all.
 HOPELESS = 3.0
@@ -40,9 +40,12 @@ LOW_RECALL = 0.4
 class Outcome:
     """What one repair did, anchor by anchor.
 
-    ``gains`` are of the true tokens' log probability, ``steady`` the same with no token counting
-    much more than others; ``hits`` say whether the repaired stage was right: the first row's best
-    token, or the selector's choices among candidates with a true one.
+    Attributes:
+        trial: The repair.
+        gains: What the true tokens' log probability gained, in nats.
+        steady: The same with a limit to what one token counts.
+        hits: Whether the repaired stage was right: the first draft's best token, or the selector's
+            choices where the true token is a candidate.
     """
 
     trial: Trial
@@ -50,8 +53,8 @@ class Outcome:
     steady: np.ndarray = field(default_factory=lambda: np.empty(0))
     hits: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
 
-    def add(self, before: Forced, after: Forced):
-        """Take in the measurements of some more anchors."""
+    def add(self, before: DraftQuality, after: DraftQuality) -> None:
+        """Add the measurements of more anchors."""
         hits = after.chosen[after.among] if self.trial.of_selector else after.best[:, 0]
         self.gains = np.concatenate([self.gains, self.trial.gains(before, after)])
         self.steady = np.concatenate([self.steady, self.trial.gains(before, after, STEADY)])
@@ -63,21 +66,21 @@ class Outcome:
 
     @property
     def errors(self) -> float:
-        """How many standard errors the steady gains are above nothing."""
+        """Mean of the steady gains, in standard errors."""
         if not self.steady.any():
             return 0.0
-        # Equal gains would claim no error at all.
+        # Equal gains have no spread, which would claim certainty.
         error = max(float(self.steady.std()) / self.steady.size**0.5, 1e-6)
         return float(self.steady.mean()) / error
 
     @property
     def hopeless(self) -> bool:
-        """Clearly worse, or without any effect."""
+        """Whether the repair clearly makes things worse, or has no effect."""
         without_effect = self.gains.size > 0 and not self.gains.any()
         return without_effect or (self.errors < -HOPELESS and self.gain < 0)
 
     def is_behind(self, leader: "Outcome") -> bool:
-        """Clearly worse than another repair of the same kind, anchor by anchor."""
+        """Tell whether the repair clearly helps less than another of the same kind."""
         same = self.trial.of_selector == leader.trial.of_selector
         if self is leader or not same or self.gains.size < FEWEST_ANCHORS:
             return False
@@ -86,7 +89,10 @@ class Outcome:
 
     @property
     def certain(self) -> bool:
-        """Clearly better, and then a stage that works: a guess less sure of itself gains too."""
+        """Whether the gain is significant *and* the repaired stage works.
+
+        Merely flattening the distribution also raises log probability.
+        """
         works = self.hits.size > 0 and self.hits.mean() >= LOW_ACCEPTANCE
         return (
             works and self.gains.size >= FEWEST_ANCHORS and self.errors > CERTAIN and self.gain > 0
@@ -97,30 +103,35 @@ class Outcome:
 class Trace:
     """What a bisection found.
 
-    ``fault`` is the repair that helps most, if one certainly does; ``alike`` are those of the same
-    stage that the anchors do not tell from it.
+    Attributes:
+        drafter: The suspect.
+        quality: Of its own drafts.
+        outcomes: One for each repair.
+        fault: The repair that helps most, if one certainly does.
+        window: Recall of the first draft within the drafter's window and past it, if known.
+        alike: Repairs of the same stage as ``fault`` that the anchors do not tell from it.
     """
 
     drafter: Drafter
-    forced: Forced
+    quality: DraftQuality
     outcomes: list[Outcome]
     fault: Outcome | None
     window: tuple[float, float] | None
     alike: Sequence[Outcome] = ()
 
     def lines(self) -> Iterator[str]:
-        """One line a fact, the verdict last."""
-        forced = self.forced
-        yield f"anchors: {len(forced.best)}, teacher forced on the target's own text"
+        """Yield one line for each fact, the verdict last."""
+        quality = self.quality
+        yield f"anchors: {len(quality.best)}, teacher forced on the target's own text"
         count = self.drafter.args.selector_top_k or CANDIDATES
-        yield f"recall@1 by position: {_rates(recall(forced.best))}"
-        yield f"recall@{count} by position: {_rates(recall(forced.among))}"
+        yield f"recall@1 by position: {_rates(recall(quality.best))}"
+        yield f"recall@{count} by position: {_rates(recall(quality.among))}"
         if self.drafter.args.has_selector:
-            chosen = forced.chosen[forced.among].mean() if forced.among.any() else float("nan")
+            chosen = quality.chosen[quality.among].mean() if quality.among.any() else float("nan")
             yield f"selector, told the true token before: right on {chosen:.2f} of true candidates"
         yield (
-            f"acceptance length: best tokens {acceptance_length(forced.best):.2f}, path "
-            f"{acceptance_length(forced.path):.2f}, oracle {acceptance_length(forced.among):.2f}"
+            f"acceptance length: best tokens {acceptance_length(quality.best):.2f}, path "
+            f"{acceptance_length(quality.path):.2f}, oracle {acceptance_length(quality.among):.2f}"
         )
         yield self._window()
         for outcome in sorted(self.outcomes, key=lambda o: -o.gain)[:5]:
@@ -141,7 +152,7 @@ class Trace:
 
     @property
     def verdict(self) -> str:
-        """One line: the stage at fault, or where to look."""
+        """One line that names the stage at fault, or where to look."""
         if self.fault is not None:
             changes = [outcome.trial.change for outcome in (self.fault, *self.alike)]
             return (
@@ -150,7 +161,7 @@ class Trace:
             )
         if self.window is not None and self.window[1] < self.window[0] / 2:
             return "verdict: sliding_window is at fault: drafts are good within it, not past it"
-        first = recall(self.forced.best)[0]
+        first = float(self.quality.best[:, 0].mean())
         if first < LOW_RECALL:
             return (
                 f"verdict: no known mistake explains a recall@1 of {first:.2f} in the first row; "
@@ -174,15 +185,15 @@ def bisect(
 ) -> Trace:
     """Find the stage that is at fault.
 
-    Repairs that make things clearly worse, or help clearly less than another, are given up early,
-    so that the anchors' number doubles only for those that are still in question.
+    Repairs that clearly make things worse, or clearly help less than another, are given up early:
+    the number of anchors doubles only for those that are still in question.
 
     Args:
         model (nn.Module): The target.
         drafter (Drafter): The suspect; it is not changed.
         texts (sequence): Prompt and greedy answer of the target, as token ids.
         mask_ids (sequence of int): Ids that may be the true mask.
-        num_anchors (int): The most anchors of all texts together.
+        num_anchors (int): The most anchors to use, of all texts together.
         progress (callable): Called with a description before each step.
 
     Raises:
@@ -192,7 +203,8 @@ def bisect(
     trials = make_trials(drafter, mask_ids, target.shape.num_layers)
     pieces = _pieces(target, drafter, trials, texts, num_anchors)
     live = [Outcome(trial) for trial in trials]
-    outcomes, parts, seen, size = list(live), [], [], FIRST_CHUNK
+    outcomes, parts, size = list(live), [], FIRST_CHUNK
+    seen: list[Piece] = []
     while len(seen) < len(pieces):
         chunk = _in_order(pieces[len(seen) : len(seen) + size])
         progress(f"{len(chunk)} anchors, {len(live)} repairs in question")
@@ -202,19 +214,19 @@ def bisect(
             outcome.add(before, _measure(outcome.trial.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
         leader = max(live, key=lambda outcome: outcome.gain, default=None)
-        live = [outcome for outcome in live if not outcome.is_behind(leader)]
+        live = [outcome for outcome in live if leader is None or not outcome.is_behind(leader)]
         seen, size = seen + chunk, 2 * size
-        # Of two masks of like meaning only more anchors tell which one it was.
-        if len(live) == 1 and leader.certain:
+        # Two masks with similar embeddings need more anchors to be told apart.
+        if len(live) == 1 and live[0].certain:
             break
     certain = [outcome for outcome in live if outcome.certain]
     fault = max(certain, key=lambda outcome: outcome.gain, default=None)
-    alike = [o for o in certain if o is not fault and o.trial.stage == fault.trial.stage]
-    forced = Forced.joined(parts)
-    return Trace(drafter, forced, outcomes, fault, _window(drafter, seen, forced), alike)
+    alike = [o for o in certain if fault and o is not fault and o.trial.stage == fault.trial.stage]
+    quality = DraftQuality.joined(parts)
+    return Trace(drafter, quality, outcomes, fault, _window(drafter, seen, quality), alike)
 
 
-Piece = tuple[Replay, int]
+Piece = tuple[TextPass, int]
 
 
 def _pieces(
@@ -224,13 +236,13 @@ def _pieces(
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     num_anchors: int,
 ) -> list[Piece]:
-    """Anchors of all texts, in an order that soon has some of each."""
+    """Choose anchors of all texts, in an order that soon has some of each."""
     layers = {i for d in [drafter, *(t.drafter for t in trials)] for i in d.target_layer_ids}
     length, pieces = drafter.block_size - 1, []
     for prompt, answer in texts:
         if len(answer) > length:
-            replay = Replay(target, [*prompt, *answer], len(prompt), layers)
-            pieces += [(replay, anchor) for anchor in replay.anchors(length)]
+            text = TextPass(target, [*prompt, *answer], len(prompt), layers)
+            pieces += [(text, anchor) for anchor in text.anchors(length)]
     if not pieces:
         raise ValueError(f"A trace needs answers of more than {length} tokens.")
     count = min(num_anchors, len(pieces))
@@ -241,26 +253,26 @@ def _pieces(
 
 
 def _in_order(pieces: Sequence[Piece]) -> list[Piece]:
-    """Text by text and forwards, so that a text's context only grows."""
+    """Sort by text and position, so that a text's context only grows."""
     return sorted(pieces, key=lambda piece: (id(piece[0]), piece[1]))
 
 
-def _measure(drafter: Drafter, pieces: Sequence[Piece]) -> Forced:
+def _measure(drafter: Drafter, pieces: Sequence[Piece]) -> DraftQuality:
     groups = groupby(pieces, key=lambda piece: piece[0])
-    return Forced.joined(
-        [measure(drafter, replay, [anchor for _, anchor in group]) for replay, group in groups]
+    return DraftQuality.joined(
+        [measure_drafts(drafter, text, [anchor for _, anchor in group]) for text, group in groups]
     )
 
 
 def _window(
-    drafter: Drafter, pieces: Sequence[Piece], forced: Forced
+    drafter: Drafter, pieces: Sequence[Piece], quality: DraftQuality
 ) -> tuple[float, float] | None:
-    """Recall of the first row at anchors within the drafter's window, and at those past it."""
+    """Compute recall of the first draft at anchors within the drafter's window, and past it."""
     size = drafter.context_size
     if size is None:
         return None
     past = np.array([anchor > size for _, anchor in pieces])
-    hits = forced.best[:, 0]
+    hits = quality.best[:, 0]
     if not past.any() or past.all():
         return None
     return float(hits[~past].mean()), float(hits[past].mean())

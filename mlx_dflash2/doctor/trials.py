@@ -9,9 +9,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..drafter import variants
 from ..drafter.model import Drafter
-from ..evaluation.teacher_forced import Forced
+from ..evaluation.teacher_forced import DraftQuality
 
-# Early rows decide: a row four later counts e times less, as in training.
+# Early drafts decide: one four positions later counts e times less, as in training.
 ROW_DECAY = 4.0
 
 
@@ -23,7 +23,7 @@ class Trial:
         stage (str): What is at fault if this helps.
         change (str): What was changed.
         drafter (Drafter): The changed one.
-        of_selector (bool): Whether the selector's choice is judged, not the rows themselves.
+        of_selector (bool): Whether to judge the selector's choices instead of the logits.
     """
 
     stage: str
@@ -31,8 +31,8 @@ class Trial:
     drafter: Drafter
     of_selector: bool = False
 
-    def gains(self, before: Forced, after: Forced, most: float = np.inf) -> np.ndarray:
-        """What the true tokens' log probability gains at each anchor, in nats.
+    def gains(self, before: DraftQuality, after: DraftQuality, most: float = np.inf) -> np.ndarray:
+        """Compute what the true tokens' log probability gains at each anchor, in nats.
 
         ``most`` limits what a single token may gain or lose.
         """
@@ -48,7 +48,7 @@ class Trial:
 
 
 def make_trials(drafter: Drafter, mask_ids: Iterable[int], num_layers: int) -> list[Trial]:
-    """Every repair that this drafter allows.
+    """Make every repair that this drafter allows.
 
     Args:
         drafter (Drafter): The suspect.
@@ -93,7 +93,7 @@ def _selector(drafter: Drafter) -> Iterator[Trial]:
 
 
 def likely_masks(tokenizer: TokenizerWrapper, vocab_size: int) -> list[int]:
-    """Ids that trainers take for masks: special tokens, and padding rows of the embedding."""
+    """List ids that trainers use as masks: special tokens, and padding rows of the embedding."""
     special = sorted(tokenizer.all_special_ids) + sorted(tokenizer.added_tokens_decoder)
     first = max([len(tokenizer), *(token + 1 for token in special)])
     padding = [*range(first, first + 4), vocab_size - 1]

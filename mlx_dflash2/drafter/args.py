@@ -1,4 +1,4 @@
-"""Everything a drafter's config.json says, read by one set of rules."""
+"""Everything that a drafter's config.json says, read by one set of rules."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -33,10 +33,11 @@ _MAX_BLOCK, _MAX_TARGET_LAYERS, _MAX_CONV, _MAX_RANK = 1024, 4096, 64, 2**16
 
 @dataclass
 class DrafterArgs(BaseModelArgs):
-    """Shape and behaviour of a DFlash drafter.
+    """Shape and behavior of a DFlash drafter.
 
-    ``layer_types``, ``rope_parameters`` and ``causal`` have one entry a layer: whether a layer
-    slides, how it rotates, and whether the rows of a block see later rows of it.
+    ``layer_types``, ``rope_parameters`` and ``causal`` have one entry for each layer: whether it
+    slides, how it rotates, and whether a row of a block sees only rows up to itself. A
+    ``target_hidden_size`` of 0 is the drafter's own.
     """
 
     hidden_size: int
@@ -57,7 +58,7 @@ class DrafterArgs(BaseModelArgs):
     rope_parameters: list[dict[str, Any]]
     generation: int = 2
     sliding_window: int | None = None
-    target_hidden_size: int | None = None
+    target_hidden_size: int = 0
     num_target_layers_declared: bool = True
     rope_traditional: bool = False
     conv_kernel_size: int = 0
@@ -91,8 +92,8 @@ class DrafterArgs(BaseModelArgs):
         values |= _transform_fields(fields)
         return cls(**values, generation=generation, quantization=_quantization(config))
 
-    def __post_init__(self):
-        if self.target_hidden_size is None:
+    def __post_init__(self) -> None:
+        if not self.target_hidden_size:
             self.target_hidden_size = self.hidden_size
 
     @property
@@ -105,8 +106,10 @@ class DrafterArgs(BaseModelArgs):
 
     @property
     def context_size(self) -> int | None:
-        """Rows of context that the deepest-seeing layer reads; None when a layer reads all."""
-        return self.sliding_window - 1 if FULL not in self.layer_types else None
+        """Rows of context that the layer with the largest window reads; ``None`` for all."""
+        if self.sliding_window is None or FULL in self.layer_types:
+            return None
+        return self.sliding_window - 1
 
 
 def _generation(config: dict[str, Any]) -> int:
@@ -116,8 +119,8 @@ def _generation(config: dict[str, Any]) -> int:
     refuse("architectures", config.get("architectures"), "one of " + ", ".join(GENERATIONS))
 
 
-def _refuse_other_families(fields: Fields):
-    """Refuse what another kind of drafter needs, or what would change the computation."""
+def _refuse_other_families(fields: Fields) -> None:
+    """Refuse fields that another kind of drafter needs, or that change the computation."""
     for name, neutral in (
         ("projector_type", (None,)),
         ("markov_rank", (0,)),
@@ -180,7 +183,7 @@ def _block_fields(fields: Fields, num_layers: int) -> dict[str, Any]:
 
 
 def default_target_layer_ids(num_layers: int, num_target_layers: int) -> list[int]:
-    """The taps that trainers choose where a config lists none."""
+    """Return the taps that trainers choose where a config lists none."""
     if num_layers == 1:
         return [num_target_layers // 2]
     step = (num_target_layers - 4) / (num_layers - 1)
@@ -233,7 +236,7 @@ def _causal(fields: Fields, layer_types: list[str], use_swa: bool) -> list[bool]
 
 
 def _generation_fields(fields: Fields, shape: dict[str, Any], generation: int) -> dict[str, Any]:
-    """Convolution and selector: what makes a DFlash 2 drafter, and no DFlash 1 drafter has."""
+    """Read convolution and selector, which DFlash 2 drafters have and DFlash 1 drafters lack."""
     hidden, vocab = shape["hidden_size"], shape["vocab_size"]
     values = {
         "conv_kernel_size": fields.integer("conv_kernel_size", 0, _MAX_CONV, 0),
@@ -270,10 +273,10 @@ def _transform_fields(fields: Fields) -> dict[str, Any]:
 
 
 def _quantization(config: dict[str, Any]) -> dict[str, Any] | None:
-    """MLX's own description; those of other formats are refused, as their weights would be."""
+    """Read MLX's own description; refuse other formats, whose weights would be refused, too."""
     for name in ("quantization_config", "compression_config", "quantization"):
         method = section(config, name).get("quant_method")
         if method is not None:
-            refuse(f"{name}.quant_method", method, "absent: only MLX's quantisation is read")
+            refuse(f"{name}.quant_method", method, "absent: only MLX's quantization is read")
     section_found = section(config, "quantization") or section(config, "quantization_config")
     return section_found or None

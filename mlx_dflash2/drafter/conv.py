@@ -5,17 +5,17 @@ import mlx.nn as nn
 
 from ..kernels import grouped_conv, grouped_conv_norm
 from ..kernels.grouped_conv import grouped_conv_ops
-from ..kernels.grouped_conv_norm import grouped_conv_norm_ops
+from ..kernels.grouped_conv_norm import ConvInputs, grouped_conv_norm_ops
 from .args import DrafterArgs
 
 
 class GroupedDynamicConv(nn.Module):
     """A short convolution of a sublayer's input (``prepare``) and of its output (``finish``).
 
-    Both kernels are a learned base plus a part projected from the sublayer's normed input.
+    Both convolve with a learned base plus a part projected from the sublayer's normed input.
     """
 
-    def __init__(self, args: DrafterArgs):
+    def __init__(self, args: DrafterArgs) -> None:
         super().__init__()
         H, K = args.hidden_size, args.conv_kernel_size
         self.num_groups = H // args.conv_group_size
@@ -24,27 +24,34 @@ class GroupedDynamicConv(nn.Module):
         self.kernel_projection = nn.Linear(H, 2 * K * self.num_groups, bias=False)
 
     def prepare(self, x: mx.array) -> tuple[mx.array, mx.array]:
-        """Convolve the normed input [B, L, H]; also give the kernel that ``finish`` needs."""
+        """Convolve the normed input [B, L, H]; also return the weights that ``finish`` needs."""
         B, L, _ = x.shape
         base, _ = self._sides()
         dynamic = self.kernel_projection(x).reshape(B, L, 2, base.shape[0], self.num_groups)
-        # A kernel has no gradient.
+        # A Metal kernel has no gradient.
         conv = grouped_conv_ops if self.training else grouped_conv
         return conv(x, base, dynamic[:, :, 0]), dynamic[:, :, 1]
 
     def finish(
         self, x: mx.array, dynamic: mx.array, residual: mx.array, norm: nn.RMSNorm
     ) -> tuple[mx.array, mx.array]:
-        """Convolve the sublayer's output with the kernel from ``prepare`` and end the sublayer.
+        """Convolve the sublayer's output with the weights from ``prepare``; end the sublayer.
 
-        Shapes:
-          - x: [B, L, H]; residual: [B, L, H], what the sublayer adds to
+        Args:
+            x (mx.array): The output, [B, L, H].
+            dynamic (mx.array): From ``prepare``.
+            residual (mx.array): What the sublayer adds to, [B, L, H].
+            norm (nn.RMSNorm): Of the next sublayer's input.
+
         Returns:
-          - total: [B, L, H], dtype of ``residual``; ``norm`` of it: [B, L, H], dtype of ``x``
+            tuple of mx.array: The sum [B, L, H], dtype of ``residual``, and its norm [B, L, H],
+            dtype of ``x``.
         """
         conv = grouped_conv_norm_ops if self.training else grouped_conv_norm
-        return conv(x, self._sides()[1], dynamic, residual, norm.weight, norm.eps)
+        _, base = self._sides()
+        return conv(ConvInputs(x, base, dynamic, residual, norm.weight), norm.eps)
 
     def _sides(self) -> tuple[mx.array, mx.array]:
-        """The base kernels [K, H] of ``prepare`` and ``finish``, as views."""
-        return tuple(side.squeeze(0) for side in mx.split(self.base_kernel, 2))
+        """Return the base kernels [K, H] of ``prepare`` and ``finish``, as views."""
+        before, after = mx.split(self.base_kernel, 2)
+        return before.squeeze(0), after.squeeze(0)

@@ -1,4 +1,4 @@
-"""Typed reading of a drafter's config.json; whatever is wrong is named in one line."""
+"""Typed reading of a drafter's config.json; an error names what is wrong in one line."""
 
 from typing import Any, NoReturn
 
@@ -13,12 +13,12 @@ def refuse(name: str, found: Any, allowed: str) -> NoReturn:
 
 
 def is_integer(value: Any, low: int, high: int = LARGEST_ID) -> bool:
-    """Whether a JSON value is an integer in a range; ``true`` is none."""
+    """Tell whether a JSON value is an integer in a range; ``true`` is not."""
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
 def is_number(value: Any, low: float = -1e300, high: float = 1e300) -> bool:
-    """Whether a JSON value is a number in a range, not NaN; ``true`` is none."""
+    """Tell whether a JSON value is a number in a range; NaN and ``true`` are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -27,7 +27,7 @@ def is_positive(value: Any) -> bool:
 
 
 def section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object of a config; empty where it is absent or null."""
+    """Return an object of a config; empty where it is absent or null."""
     value = config.get(name)
     if value is None:
         return {}
@@ -37,7 +37,7 @@ def section(config: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def architectures(config: dict[str, Any]) -> list[str]:
-    """The config's ``architectures``, which some write as one string."""
+    """Return the config's ``architectures``, which some write as one string."""
     value = config.get("architectures")
     if value is None:
         return []
@@ -50,10 +50,10 @@ def architectures(config: dict[str, Any]) -> list[str]:
 class Fields:
     """The fields of a config: of ``dflash_config``, else of the top level; null is absent.
 
-    Every reader returns its default, ``None`` where none is given, for an absent field.
+    Every reader returns its default for an absent field.
     """
 
-    def __init__(self, config: dict[str, Any]):
+    def __init__(self, config: dict[str, Any]) -> None:
         self.top, self.nested = config, section(config, "dflash_config")
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -63,7 +63,7 @@ class Fields:
         return default
 
     def first(self, *names: str) -> tuple[str, Any]:
-        """The first field given of some spelled ``name``, or ``dflash_config.name``."""
+        """Return name and value of the first field that is there; a name may be nested once."""
         for name in names:
             level = self.nested if name.startswith("dflash_config.") else self.top
             value = level.get(name.removeprefix("dflash_config."))

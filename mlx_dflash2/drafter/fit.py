@@ -1,6 +1,6 @@
 """Whether a drafter fits a target: one check, made before anything is decoded."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 from ..targets.shape import TargetShape
 from .args import DrafterArgs
@@ -9,7 +9,7 @@ from .args import DrafterArgs
 MAX_VOCAB_PADDING = 1024
 
 
-def check_fit(args: DrafterArgs, shape: TargetShape):
+def check_fit(args: DrafterArgs, shape: TargetShape) -> None:
     """Refuse a drafter that was made for another target.
 
     A mismatch would not crash: it would only draft badly, so it is an error here.
@@ -18,7 +18,7 @@ def check_fit(args: DrafterArgs, shape: TargetShape):
         ValueError: naming the field, the drafter's value and the target's.
     """
 
-    def refuse(name: str, found: Any, allowed: str):
+    def refuse(name: str, found: Any, allowed: str) -> NoReturn:
         raise ValueError(
             f"The drafter does not fit the target: its `{name}` is {found} but {allowed}."
         )

@@ -1,84 +1,29 @@
 """The drafter: a small model that fills a whole block of tokens in one parallel pass."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 from mlx_lm.models.rope_utils import initialize_rope
 
+from ..targets.shape import TargetHead
 from .args import SLIDING, DrafterArgs
-from .context import DrafterContext, LayerContext
+from .context import BlockRows, Context, DrafterContext, KeysAndValues
 from .conv import GroupedDynamicConv
+from .logits import draft_logits
+from .proposal import Proposal, Proposer
 from .selector import CandidateSelector
 
-
-class Proposal(NamedTuple):
-    """Draft tokens [L] for the positions after the anchor.
-
-    ``finite`` is a boolean array, false if the drafter's numbers overflowed. Drafts that were
-    drawn at random say from what: ``q`` [L, K], float32, over the ids ``candidates`` [L, K].
-    """
-
-    tokens: mx.array
-    finite: mx.array
-    candidates: mx.array | None = None
-    q: mx.array | None = None
-
-    @classmethod
-    def none(cls) -> "Proposal":
-        """No drafts: a plain step."""
-        return cls(mx.array([], mx.uint32), mx.array(True))
-
-    def first(self, count: int) -> "Proposal":
-        """The same for the first ``count`` drafts."""
-        drawn = (None if x is None else x[:count] for x in (self.candidates, self.q))
-        return Proposal(self.tokens[:count], self.finite, *drawn)
-
-    def only(self, index: int) -> "Proposal":
-        """The same for one draft, or for none behind the last."""
-        at = slice(index, index + 1)
-        drawn = (None if x is None else x[at] for x in (self.candidates, self.q))
-        return Proposal(self.tokens[at], self.finite, *drawn)
-
-
-class Proposer(Protocol):
-    """What the decoding loop asks of a drafter; anything that offers this can draft.
-
-    ``context_size`` is how many of the latest committed rows it can use, ``None`` for all.
-    """
-
-    block_size: int
-    target_layer_ids: Sequence[int]
-    context_size: int | None
-
-    def make_context(self) -> Any:
-        """A fresh context for one sequence."""
-
-    def extend(self, context: Any, tokens: mx.array, taps: mx.array | None, position: int):
-        """Take in committed tokens [S] and their taps [1, S, T * H], from an absolute position."""
-
-    def propose(
-        self,
-        target: Any,
-        anchor: mx.array,
-        context: Any,
-        block_size: int,
-        temperature: float = 0.0,
-        key: mx.array | None = None,
-    ) -> Proposal:
-        """Draft ``block_size - 1`` tokens to follow the anchor, an id of shape [1].
-
-        Above temperature 0 a drafter may draw with ``key``, and then gives its ``q``; drafts
-        without one count as certain.
-        """
+__all__ = ["Drafter", "Proposal", "Proposer"]
 
 
 class DraftAttention(nn.Module):
-    def __init__(self, args: DrafterArgs, layer_idx: int):
+    def __init__(self, args: DrafterArgs, layer_idx: int) -> None:
         super().__init__()
         dim, head_dim = args.hidden_size, args.head_dim
+        self.layer_idx = layer_idx
         self.n_heads, self.n_kv_heads = args.num_attention_heads, args.num_key_value_heads
         self.scale = head_dim**-0.5
         sliding = args.layer_types[layer_idx] == SLIDING
@@ -99,26 +44,26 @@ class DraftAttention(nn.Module):
             max_position_embeddings=args.max_position_embeddings,
         )
 
-    def keys_and_values(self, x: mx.array, position: int) -> tuple[mx.array, mx.array]:
+    def keys_and_values(self, x: mx.array, position: int | mx.array) -> KeysAndValues:
+        """Compute keys and values of rows [B, L, H] that begin at a position, or at [B] of them."""
         B, L, _ = x.shape
         keys = self.k_norm(self.k_proj(x).reshape(B, L, self.n_kv_heads, -1))
         values = self.v_proj(x).reshape(B, L, self.n_kv_heads, -1)
         keys, values = keys.transpose(0, 2, 1, 3), values.transpose(0, 2, 1, 3)
         return self.rope(keys, offset=position), values
 
-    def __call__(
-        self, x: mx.array, context: LayerContext, position: int, mask: mx.array | None
-    ) -> mx.array:
+    def __call__(self, x: mx.array, context: Context) -> mx.array:
         B, L, _ = x.shape
         queries = self.q_norm(self.q_proj(x).reshape(B, L, self.n_heads, -1))
-        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=position)
-        keys, values = self.keys_and_values(x, position)
-        output = context.attend(queries, keys, values, self.scale, mask)
+        queries = self.rope(queries.transpose(0, 2, 1, 3), offset=context.offset)
+        keys, values = self.keys_and_values(x, context.offset)
+        rows = BlockRows(queries, keys, values, self.scale, self.window, self.causal)
+        output = context.attend(self.layer_idx, rows)
         return self.o_proj(output.transpose(0, 2, 1, 3).reshape(B, L, -1))
 
 
 class DraftMLP(nn.Module):
-    def __init__(self, args: DrafterArgs):
+    def __init__(self, args: DrafterArgs) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=False)
         self.up_proj = nn.Linear(args.hidden_size, args.intermediate_size, bias=False)
@@ -129,7 +74,7 @@ class DraftMLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    def __init__(self, args: DrafterArgs, layer_idx: int):
+    def __init__(self, args: DrafterArgs, layer_idx: int) -> None:
         super().__init__()
         self.self_attn = DraftAttention(args, layer_idx)
         self.mlp = DraftMLP(args)
@@ -140,30 +85,30 @@ class DraftLayer(nn.Module):
             self.mlp_conv = GroupedDynamicConv(args)
 
     def __call__(
-        self,
-        x: mx.array,
-        h: mx.array,
-        context: LayerContext,
-        position: int,
-        mask: mx.array | None,
-        next_norm: nn.RMSNorm,
+        self, x: mx.array, h: mx.array, context: Context, next_norm: nn.RMSNorm
     ) -> tuple[mx.array, mx.array]:
-        """Run the layer on a residual stream ``x`` and the input norm's rows of it, ``h``.
+        """Run the layer.
 
         The residual stream grows past what 16 bits resolve: it stays float32, while the sublayers
         compute in the dtype of the weights.
 
+        Args:
+            x (mx.array): The residual stream, [B, L, H] float32.
+            h (mx.array): Its rows after the layer's input norm, [B, L, H].
+            context (Context): The committed rows.
+            next_norm (nn.RMSNorm): The input norm of the next layer, or the final one.
+
         Returns:
-            tuple of mx.array: The new stream, and what ``next_norm`` makes of it.
+            tuple of mx.array: The new stream, and its rows after ``next_norm``.
         """
         norm = self.post_attention_layernorm
         if "attention_conv" in self:
             h, kernel = self.attention_conv.prepare(h)
-            h = self.self_attn(h, context, position, mask)
+            h = self.self_attn(h, context)
             x, h = self.attention_conv.finish(h, kernel, x, norm)
             h, kernel = self.mlp_conv.prepare(h)
             return self.mlp_conv.finish(self.mlp(h), kernel, x, next_norm)
-        x = x + self.self_attn(h, context, position, mask)
+        x = x + self.self_attn(h, context)
         x = x + self.mlp(norm(x).astype(h.dtype))
         return x, next_norm(x).astype(h.dtype)
 
@@ -171,7 +116,7 @@ class DraftLayer(nn.Module):
 class Drafter(nn.Module):
     """A DFlash 1 or DFlash 2 drafter; it borrows embedding and head from its target."""
 
-    def __init__(self, args: DrafterArgs):
+    def __init__(self, args: DrafterArgs) -> None:
         super().__init__()
         self.args = args
         taps = len(args.target_layer_ids) * args.target_hidden_size
@@ -202,7 +147,9 @@ class Drafter(nn.Module):
         windows = (layer.self_attn.window for layer in self.layers)
         return DrafterContext([window and window - 1 for window in windows])
 
-    def extend(self, context: DrafterContext, tokens: mx.array, taps: mx.array, position: int):
+    def extend(
+        self, context: DrafterContext, tokens: mx.array, taps: mx.array | None, position: int
+    ) -> None:
         """Add committed rows to the context.
 
         Args:
@@ -210,25 +157,30 @@ class Drafter(nn.Module):
             tokens (mx.array): Ids [S] of the rows; the drafter reads only their taps.
             taps (mx.array): [B, S, T * H], the tapped layers' outputs in list order.
             position (int): Absolute position of the first row.
+
+        Raises:
+            ValueError: if the taps are missing.
         """
+        if taps is None:
+            raise ValueError(
+                f"`taps` is None but has to hold the outputs of layers {self.target_layer_ids}."
+            )
         context.append(self.context_rows(taps, position), position)
 
-    def context_rows(
-        self, taps: mx.array, position: int | mx.array
-    ) -> list[tuple[mx.array, mx.array]]:
-        """Each layer's keys and values of committed rows [B, S, T * H].
+    def context_rows(self, taps: mx.array, position: int | mx.array) -> list[KeysAndValues]:
+        """Compute each layer's keys and values of committed rows [B, S, T * H].
 
         ``position`` is that of the first row, or an array [B] of them.
         """
         features = self.hidden_norm(self.fc(taps.astype(self.dtype)))
         return [layer.self_attn.keys_and_values(features, position) for layer in self.layers]
 
-    def __call__(self, embeddings: mx.array, context: DrafterContext) -> mx.array:
+    def __call__(self, embeddings: mx.array, context: Context) -> mx.array:
         """Run a block.
 
         Args:
             embeddings (mx.array): Embedded anchor and masks, [B, L, H].
-            context (DrafterContext): The committed rows; not changed.
+            context (Context): The committed rows; not changed.
 
         Returns:
             mx.array: Rows 1 to L - 1 after the final norm, [B, L - 1, H].
@@ -237,37 +189,32 @@ class Drafter(nn.Module):
         x = x if scale == 1 else x * scale
         first, *others = (layer.input_layernorm for layer in self.layers)
         h = first(x).astype(self.dtype)
-        for index, next_norm in enumerate([*others, self.norm]):
-            layer, layer_context = self.layers[index], context.layers[index]
-            attention = layer.self_attn
-            mask = context.mask(index, x.shape[1], attention.window, attention.causal)
-            x, h = layer(x, h, layer_context, context.offset, mask, next_norm)
+        for layer, next_norm in zip(self.layers, [*others, self.norm], strict=True):
+            x, h = layer(x, h, context, next_norm)
         return h[:, 1:]
 
     def propose(
         self,
-        target: Any,
+        target: TargetHead,
         anchor: mx.array,
-        context: DrafterContext,
+        context: Context,
         block_size: int,
         temperature: float = 0.0,
         key: mx.array | None = None,
         on_block: Callable[[mx.array, mx.array], None] | None = None,
     ) -> Proposal:
         """Draft the tokens after the anchor; see :class:`Proposer` and :meth:`propose_rows`."""
-        keys = None if key is None else [key]
-        return self.propose_rows(target, anchor, context, block_size, temperature, keys, on_block)[
-            0
-        ]
+        rows = self.propose_rows(target, anchor, context, block_size, temperature, [key], on_block)
+        return rows[0]
 
     def propose_rows(
         self,
-        target: Any,
+        target: TargetHead,
         anchors: mx.array,
-        context: DrafterContext,
+        context: Context,
         block_size: int,
         temperature: float = 0.0,
-        keys: Sequence[mx.array] | None = None,
+        keys: Sequence[mx.array | None] = (),
         on_block: Callable[[mx.array, mx.array], None] | None = None,
     ) -> list[Proposal]:
         """Draft a block after each of several anchors [B] in one pass; a key for each.
@@ -277,27 +224,31 @@ class Drafter(nn.Module):
         hidden, logits = self.run_block(target, anchors, context, block_size)
         if on_block is not None:
             on_block(hidden, logits)
-        if target.vocab_size > self.args.vocab_size:
-            # A padding id of the target has no row in the codebooks.
-            anchors = mx.minimum(anchors, self.args.vocab_size - 1)
         return self.choose(anchors, hidden, logits, temperature, keys)
 
     def run_block(
-        self, target: Any, anchors: mx.array, context: DrafterContext, block_size: int
+        self, target: TargetHead, anchors: mx.array, context: Context, block_size: int
     ) -> tuple[mx.array, mx.array]:
-        """Rows 1 to L - 1 of the blocks after anchors [B]: hidden [B, L - 1, H] and logits.
+        """Run :meth:`hidden_rows` and the head.
 
-        The logits [B, L - 1, V] are raw and of the ids that may be drafted only.
+        Returns:
+            tuple of mx.array: Hidden rows [B, L - 1, H], and their raw logits [B, L - 1, V] of the
+            ids that may be drafted.
         """
-        masks = mx.full((anchors.size, block_size - 1), self.args.mask_token_id, anchors.dtype)
-        block = mx.concatenate([anchors[:, None], masks], axis=1)
-        hidden = self(target.embed(block), context)
+        hidden = self.hidden_rows(target, anchors, context, block_size)
         return hidden, self.head(target, hidden)
 
-    def head(self, target: Any, hidden: mx.array) -> mx.array:
-        """Raw logits of hidden rows, of the ids that may be drafted."""
-        limits = (target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size)
-        return target.head(hidden)[..., : min(limit for limit in limits if limit)]
+    def hidden_rows(
+        self, target: TargetHead, anchors: mx.array, context: Context, block_size: int
+    ) -> mx.array:
+        """Fill the blocks of L rows after anchors [B]: rows 1 to L - 1, [B, L - 1, H]."""
+        masks = mx.full((anchors.size, block_size - 1), self.args.mask_token_id, anchors.dtype)
+        block = mx.concatenate([anchors[:, None], masks], axis=1)
+        return self(target.embed(block), context)
+
+    def head(self, target: TargetHead, hidden: mx.array) -> mx.array:
+        """Compute raw logits of hidden rows, of the ids that may be drafted."""
+        return draft_logits(target, hidden, self.args)
 
     def choose(
         self,
@@ -305,9 +256,9 @@ class Drafter(nn.Module):
         hidden: mx.array,
         logits: mx.array,
         temperature: float = 0.0,
-        keys: Sequence[mx.array] | None = None,
+        keys: Sequence[mx.array | None] = (),
     ) -> list[Proposal]:
-        """Draft tokens from the rows of :meth:`run_block`, for each anchor."""
+        """Choose draft tokens from the rows of :meth:`run_block`, for each anchor."""
         B, L, _ = hidden.shape
         if self.args.has_selector:
             uniforms = None
@@ -324,7 +275,7 @@ class Drafter(nn.Module):
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""
-        renamed = {}
+        renamed: dict[str, Any] = {}
         for name, value in weights.items():
             name = name.removeprefix("model.")
             for old, new in _SPELLINGS.items():
@@ -339,7 +290,8 @@ class Drafter(nn.Module):
 
 
 def _all_finite(x: mx.array) -> mx.array:
-    """Whether a row has no infinity or NaN, in the fewest launches: a NaN is not below infinity."""
+    """Tell for each row whether it has neither infinity nor NaN, in the fewest launches."""
+    # A NaN is not below infinity.
     return mx.abs(x).max(axis=-1) < float("inf")
 
 

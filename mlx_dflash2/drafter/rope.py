@@ -23,20 +23,20 @@ _NEEDED = {
     ),
 } | {kind: ("factor", "original_max_position_embeddings") for kind in YARN}
 _POSITIVE = ("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "mscale")
-# Beyond it a factor is a typo, and the arithmetic of a rotation overflows.
+# A larger factor is a typo, and the arithmetic of a rotation overflows.
 _MOST = 1000
 _OPTIONAL = (*_POSITIVE, "mscale_all_dim")
 
 
 def rope_parameters(fields: Fields, layer_type: str, head_dim: int) -> dict[str, Any]:
-    """One layer's rotation: ``rope_type``, ``rope_theta`` and what its kind needs.
+    """Read one layer's rotation: ``rope_type``, ``rope_theta`` and what its kind needs.
 
     Raises:
         ValueError: naming the field that is missing, contradicts another or is out of range.
     """
     section_name, nested, of_layer = _section(fields.top, layer_type)
     theta = _theta(section_name, nested.pop("rope_theta", None), fields.top, of_layer)
-    # What stands for the whole model counts for a rotation too; null is absent.
+    # Fields of the whole model count for a rotation, too; null is absent.
     shared = ("original_max_position_embeddings", "max_position_embeddings")
     given = {name: fields.top[name] for name in shared if fields.top.get(name) is not None}
     given |= {name: value for name, value in nested.items() if value is not None}
@@ -52,7 +52,7 @@ def rope_parameters(fields: Fields, layer_type: str, head_dim: int) -> dict[str,
 
 
 def _section(config: dict[str, Any], layer_type: str) -> tuple[str, dict[str, Any], bool]:
-    """The name and a copy of the layer's object, and whether it is for its kind of layer only."""
+    """Find the layer's object: its name, a copy, and whether it is for one kind of layer only."""
     parameters, scaling = section(config, "rope_parameters"), section(config, "rope_scaling")
     if parameters and scaling and _without_theta(parameters) != _without_theta(scaling):
         refuse("rope_scaling", scaling, "absent, or the same as rope_parameters")
@@ -68,20 +68,21 @@ def _without_theta(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def _theta(name: str, nested: Any, config: dict[str, Any], of_layer: bool) -> float:
-    flat = config.get("rope_theta")
+    flat: Any = config.get("rope_theta")
     if nested is None and flat is None:
         refuse("rope_theta", None, "given, at the top level or in rope_parameters")
     for found, where in ((flat, "rope_theta"), (nested, f"{name}.rope_theta")):
         if found is not None and not (is_number(found) and found > 1):
             refuse(where, found, "a number above 1")
-    # Kinds of layers may differ from the model's base; one base said twice may not.
+    # A kind of layer may have another base than the model; the model's own, given twice, may not
+    # differ.
     if None not in (nested, flat) and nested != flat and not of_layer:
         refuse("rope_theta", flat, f"{nested!r} as in {name}, or absent")
     return float(flat if nested is None else nested)
 
 
-def _check_kind(section_name: str, kind: str, given: dict[str, Any], head_dim: int):
-    def require(name: str, ok: bool, allowed: str):
+def _check_kind(section_name: str, kind: str, given: dict[str, Any], head_dim: int) -> None:
+    def require(name: str, ok: bool, allowed: str) -> None:
         if not ok:
             refuse(f"{section_name}.{name}", given.get(name), allowed)
 

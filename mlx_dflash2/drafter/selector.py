@@ -5,15 +5,20 @@ from typing import NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 
-from ..kernels import pair_walk, top_k
+from ..kernels import pair_score, pair_walk
+from ..kernels.pair_score import PairInputs
 from .args import DrafterArgs
+from .logits import best_tokens
 
 
 class Path(NamedTuple):
-    """One candidate chosen a position.
+    """One candidate chosen for each position.
 
-    ``tokens`` [B, L]; ``candidates`` [B, L, K] ids, best first; ``unary`` [B, L, K] their
-    transformed logits, float32; ``q`` [B, L, K] what each step drew from, float32.
+    Attributes:
+        tokens (mx.array): The chosen ids, [B, L].
+        candidates (mx.array): Ids [B, L, K], best first.
+        unary (mx.array): The candidates' transformed logits, [B, L, K] float32.
+        q (mx.array): The distribution that each step drew from, [B, L, K] float32.
     """
 
     tokens: mx.array
@@ -23,13 +28,14 @@ class Path(NamedTuple):
 
 
 class CandidateSelector(nn.Module):
-    """Scores every pair of adjacent candidates at once and walks the best path from the anchor."""
+    """Scores pairs of adjacent candidates and walks the best path from the anchor.
 
-    def __init__(self, args: DrafterArgs):
+    A target may have padding ids that the codebooks have no row of; they read the last row.
+    """
+
+    def __init__(self, args: DrafterArgs) -> None:
         super().__init__()
-        self.top_k = args.selector_top_k
-        self.multiplier = args.output_multiplier
-        self.softcap = args.final_logit_softcapping
+        self.args = args
         self.predecessor_codebook = nn.Embedding(args.vocab_size, args.selector_rank)
         self.successor_codebook = nn.Embedding(args.vocab_size, args.selector_rank)
         self.hidden_projection = nn.Linear(args.hidden_size, args.selector_rank, bias=False)
@@ -47,23 +53,55 @@ class CandidateSelector(nn.Module):
         Args:
             anchor (mx.array): Token ids [B].
             hidden (mx.array): Rows [B, L, H] after the final norm.
-            logits (mx.array): [B, L, V] of the head, raw; V is at most the codebooks' rows.
+            logits (mx.array): [B, L, V] of the head, raw.
             temperature (float): 0 takes the best step. Default: ``0.0``.
-            uniforms (mx.array, optional): [B, L], for a temperature above 0.
+            uniforms (mx.array, optional): [B, L] in [0, 1), for a temperature above 0.
         """
-        unary, candidates = top_k(logits, self.top_k, self.multiplier, self.softcap)
-        gate = self.hidden_projection(hidden)
-        tables = self.predecessor_codebook, self.successor_codebook
-        if not isinstance(tables[0], nn.QuantizedEmbedding):
-            tables = [table.weight for table in tables]
-            chain = anchor, candidates, unary, gate, *tables
-            tokens, _, q = pair_walk(*chain, temperature, uniforms)
-            return Path(tokens, candidates, unary, q)
-        # Unpack only the rows in use, and address them by their place.
-        ids = mx.concatenate([anchor[:, None], candidates.flatten(1)], axis=1)
-        tables = [table(ids.flatten()) for table in tables]
-        places = mx.arange(ids.size, dtype=mx.uint32).reshape(ids.shape)
-        chain = places[:, 0], places[:, 1:].reshape(candidates.shape), unary, gate, *tables
-        _, choices, q = pair_walk(*chain, temperature, uniforms)
-        tokens = mx.take_along_axis(candidates, choices[..., None], axis=-1)[..., 0]
+        unary, candidates = best_tokens(logits, self.args.selector_top_k, self.args)
+        inputs = self.pair_inputs(anchor, hidden, candidates, unary)
+        tokens, choices, q = pair_walk(inputs, temperature, uniforms)
+        if inputs.candidates is not candidates:
+            tokens = mx.take_along_axis(candidates, choices[..., None], axis=-1)[..., 0]
         return Path(tokens, candidates, unary, q)
+
+    def pair_scores(
+        self, anchor: mx.array, hidden: mx.array, candidates: mx.array, unary: mx.array
+    ) -> mx.array:
+        """Score every pair of adjacent candidates.
+
+        Args:
+            anchor (mx.array): Token ids [B].
+            hidden (mx.array): Rows [B, L, H] after the final norm.
+            candidates (mx.array): Token ids [B, L, K].
+            unary (mx.array): Their transformed logits, [B, L, K].
+
+        Returns:
+            mx.array: [B, L, K, K] float32, indexed [batch, position, predecessor, candidate].
+        """
+        return pair_score(self.pair_inputs(anchor, hidden, candidates, unary))
+
+    def pair_inputs(
+        self, anchor: mx.array, hidden: mx.array, candidates: mx.array, unary: mx.array
+    ) -> PairInputs:
+        """Prepare :meth:`pair_scores` for a kernel.
+
+        Codebooks that are not plain tables are computed for the ids in use; the ids then are
+        places in what was computed.
+        """
+        gate = self.hidden_projection(hidden)
+        before, after = self.predecessor_codebook, self.successor_codebook
+        if isinstance(before, nn.Embedding) and isinstance(after, nn.Embedding):
+            return PairInputs(anchor, candidates, unary, gate, before.weight, after.weight)
+        ids = mx.concatenate([anchor[:, None], candidates.flatten(1)], axis=1)
+        places = mx.arange(ids.size, dtype=mx.uint32).reshape(ids.shape)
+        ids, later = ids.flatten(), places[:, 1:].reshape(candidates.shape)
+        tables = self.predecessors(ids), self.successors(ids)
+        return PairInputs(places[:, 0], later, unary, gate, *tables)
+
+    def predecessors(self, ids: mx.array) -> mx.array:
+        """Look up rows [..., R] of the predecessor codebook."""
+        return self.predecessor_codebook(mx.minimum(ids, self.args.vocab_size - 1))
+
+    def successors(self, ids: mx.array) -> mx.array:
+        """Look up rows [..., R] of the successor codebook."""
+        return self.successor_codebook(mx.minimum(ids, self.args.vocab_size - 1))

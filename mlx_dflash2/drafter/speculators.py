@@ -4,7 +4,7 @@ from typing import Any
 
 from .fields import architectures, is_integer, refuse, section
 
-# Only values that differ from these are serialised by that format.
+# That format writes only values that differ from these.
 _QWEN3_DEFAULTS = {
     "vocab_size": 151936,
     "hidden_size": 4096,
@@ -23,15 +23,15 @@ _CONTAINERS = ("transformer_layer_config", "speculators_config", "speculators_mo
 
 
 def is_speculators(config: dict[str, Any]) -> bool:
-    """Whether a drafter's config is in the speculators layout."""
+    """Tell whether a drafter's config is in the speculators layout."""
     return "speculators_model_type" in config or "speculators_config" in config
 
 
 def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
-    """The same drafter's config in the published layout.
+    """Rewrite a drafter's config in the published layout.
 
-    Tap ids of that format index the hidden states from the embedding's output on, ours the
-    decoder layers: they differ by one.
+    Tap ids of that format count the embedding's output as 0, ours the first decoder layer: they
+    differ by one.
 
     Raises:
         ValueError: if the drafter is of another kind, or taps the embedding's output.
@@ -46,7 +46,7 @@ def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
         refuse(
             "aux_hidden_state_layer_ids",
             states,
-            "a list of hidden states from 1 on (0 is the embedding's output, which none taps)",
+            "a list of hidden states from 1 on (0, the embedding's output, cannot be tapped)",
         )
     non_causal = config.get("sliding_window_non_causal", kind == "dflash2")
     if not isinstance(non_causal, bool):
@@ -63,7 +63,7 @@ def from_speculators(config: dict[str, Any]) -> dict[str, Any]:
         | {
             "architectures": [_ARCHITECTURES[kind]],
             "dflash_config": section(config, "dflash_config") | taps,
-            # Absent leaves the sliding layers causal; the full ones never are.
+            # Without the field the sliding layers are causal; the full ones never are.
             "is_causal": False if non_causal else None,
         }
     )

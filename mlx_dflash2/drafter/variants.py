@@ -1,4 +1,4 @@
-"""Drafters made from another one: the same weights, wired or set differently."""
+"""Drafters made from another one: the same weights, connected or configured differently."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ SELECTOR = "candidate_selector."
 def variant(
     drafter: Drafter, weights: dict[str, mx.array] | None = None, **changes: Any
 ) -> Drafter:
-    """A drafter with other settings or tensors; everything else is shared, nothing is copied.
+    """Make a drafter with other settings or tensors; everything else is shared, not copied.
 
     Args:
         drafter (Drafter): Left as it is.
@@ -39,19 +39,19 @@ def variant(
 
 
 def parameters(drafter: Drafter) -> dict[str, mx.array]:
-    """The drafter's tensors by name."""
+    """Return the drafter's tensors by name."""
     return dict(tree_flatten(drafter.parameters()))
 
 
 def without_selector(drafter: Drafter) -> Drafter:
-    """The same drafter taking the best token of each row, whatever its neighbours are."""
+    """Take the best token of each row, whatever the tokens beside it are."""
     weights = parameters(drafter)
     kept = {name: value for name, value in weights.items() if not name.startswith(SELECTOR)}
     return variant(drafter, kept, selector_rank=0)
 
 
 def with_codebooks_swapped(drafter: Drafter) -> Drafter:
-    """Predecessor and successor tables in each other's place."""
+    """Swap the predecessor and successor tables."""
     names = {"predecessor_codebook": "successor_codebook"}
     names |= {new: old for old, new in names.items()}
 
@@ -63,18 +63,18 @@ def with_codebooks_swapped(drafter: Drafter) -> Drafter:
 
 
 def with_conv_sides_swapped(drafter: Drafter) -> Drafter:
-    """The convolutions before and after every sublayer in each other's place."""
+    """Swap the convolutions before and after every sublayer."""
     weights = parameters(drafter)
     for name, value in weights.items():
         if name.endswith("base_kernel"):
             weights[name] = value[::-1]
         elif ".kernel_projection." in name:
-            weights[name] = mx.concatenate(mx.split(value, 2)[::-1])
+            weights[name] = mx.concatenate([*mx.split(value, 2)][::-1])
     return variant(drafter, weights)
 
 
 def with_taps(drafter: Drafter, shift: int, num_layers: int) -> Drafter | None:
-    """All taps some layers later, ``None`` where a target of ``num_layers`` has no such layers."""
+    """Tap some layers later; ``None`` where a target of ``num_layers`` has no such layers."""
     ids = [layer + shift for layer in drafter.target_layer_ids]
     if ids[0] < 0 or ids[-1] >= num_layers:
         return None
@@ -82,15 +82,15 @@ def with_taps(drafter: Drafter, shift: int, num_layers: int) -> Drafter | None:
 
 
 def with_causal_flipped(drafter: Drafter) -> Drafter:
-    """Rows of the block that saw each other's future do not, and the other way round."""
+    """Make causal layers bidirectional within the block, and the other way round."""
     return variant(drafter, causal=[not causal for causal in drafter.args.causal])
 
 
 def with_mask_id(drafter: Drafter, mask_token_id: int) -> Drafter:
-    """Another id in the rows to be filled."""
+    """Put another id in the rows to fill."""
     return variant(drafter, mask_token_id=mask_token_id)
 
 
 def with_rope_pairing_flipped(drafter: Drafter) -> Drafter:
-    """Rotations of adjacent pairs instead of halves, and the other way round."""
+    """Rotate adjacent pairs instead of halves, or the other way round."""
     return variant(drafter, rope_traditional=not drafter.args.rope_traditional)

@@ -1,7 +1,7 @@
 """The package's array ops, one a file.
 
-``op_ops`` is the plain MLX form, ``op_kernel`` the Metal kernel, ``op`` the one to call: it takes
-the kernel where a launch has shown that it runs.
+``op_ops`` is the plain MLX form, ``op_kernel`` the Metal kernel, and ``op`` the one to call: it
+takes the kernel where a launch has shown that it runs.
 """
 
 from ._common import PlainFormWarning, active_kernels

@@ -3,11 +3,15 @@
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from . import references
+from .gated_delta_verify import DeltaRows
+from .grouped_conv_norm import ConvInputs
+from .pair_score import PairInputs
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 # Largest error relative to the scale of its row, by the dtype of the output.
@@ -18,8 +22,12 @@ TOLERANCE = {mx.float32: 1e-5, mx.float16: 5e-3, mx.bfloat16: 5e-2}
 class Case:
     """One kernel on one set of inputs.
 
-    ``make`` takes a dtype, one of ``dtypes``, and gives the arguments; ``real`` marks the shapes of
-    published models, which take long to emulate.
+    Attributes:
+        kernel: Its name.
+        shape: A label.
+        make: Makes the arguments in a dtype.
+        real: Whether the shapes are those of published models, which take long to emulate.
+        dtypes: What ``make`` takes.
     """
 
     kernel: str
@@ -32,35 +40,36 @@ class Case:
         return f"{self.kernel}[{self.shape}]"
 
     def forms(self) -> tuple[Callable, Callable]:
-        """The kernel and the plain MLX form."""
+        """Return the kernel and the plain MLX form."""
         module = importlib.import_module(f".{self.kernel}", __package__)
-        return tuple(getattr(module, f"{self.kernel}_{form}") for form in ("kernel", "ops"))
+        op = getattr(module, self.kernel)
+        return op.kernel, op.ops
 
     def expected(self, arguments: tuple) -> tuple[np.ndarray, ...]:
-        """What float64 NumPy computes from the same inputs."""
+        """Compute the outputs from the same inputs in float64 NumPy."""
         return getattr(references, self.kernel)(*(_to_numpy(x) for x in arguments))
 
 
 def largest_error(outputs: tuple[mx.array, ...], expected: tuple[np.ndarray, ...]) -> float:
-    """The largest error in units of its tolerance: at most 1 is right.
+    """Return the largest error in units of its tolerance: at most 1 is right.
 
     Integers have to be equal; a float's error is relative to the scale of its row.
     """
-    errors = []
+    errors: list[float] = []
     for got, want in zip(outputs, expected, strict=True):
         values = _to_numpy(got)
         if not mx.issubdtype(got.dtype, mx.floating):
             errors.append(0.0 if np.array_equal(values, want) else np.inf)
             continue
         scale = np.abs(np.where(np.isfinite(want), want, 0)).max(axis=-1, keepdims=True)
-        # Equal infinities differ by NaN; any other NaN is an error.
+        # The difference of equal infinities is NaN; any other NaN is an error.
         difference = np.where(values == want, 0, np.abs(values - want))
         error = np.max(difference / np.where(scale > 0, scale, 1)) / TOLERANCE[got.dtype]
         errors.append(np.inf if np.isnan(error) else error)
     return float(max(errors))
 
 
-def _to_numpy(x):
+def _to_numpy(x: Any) -> Any:
     if isinstance(x, tuple):
         return tuple(map(_to_numpy, x))
     if not isinstance(x, mx.array):
@@ -73,7 +82,7 @@ def _to_numpy(x):
 class _Random:
     """Seeded arrays in a given dtype."""
 
-    def __init__(self, dtype: mx.Dtype, seed: int = 0):
+    def __init__(self, dtype: mx.Dtype, seed: int = 0) -> None:
         self.dtype, self.rng = dtype, np.random.default_rng(seed)
 
     def normal(self, *shape: int, dtype: mx.Dtype | None = None, scale: float = 1.0) -> mx.array:
@@ -121,32 +130,41 @@ def _top_k() -> Iterator[Case]:
         yield Case("top_k", f"{rows}x{size} k16", _logits(rows, size, 16, "tied"), real=True)
 
 
-def _pairs(B: int, L: int, K: int, R: int, V: int, tied: bool = False) -> Callable:
+PairShape = tuple[int, int, int, int, int]
+
+
+def _pairs(shape: PairShape, kind: str = "", temperature: float = 0.0) -> Callable:
+    """``tied`` scores are equal in many places; ``padding`` ids are beyond the codebooks."""
+    B, L, K, R, V = shape
+
     def make(dtype: mx.Dtype) -> tuple:
-        random = _Random(dtype, seed=K)
-        whole = {"scale": 1.0} if not tied else {"scale": 0.0}
-        return (
-            random.ids(V, B),
-            random.ids(V, B, L, K),
-            mx.round(random.normal(B, L, K, dtype=mx.float32) * 2) / 2
-            if tied
-            else random.normal(B, L, K, dtype=mx.float32),
+        random, beyond = _Random(dtype, seed=K), V if kind == "padding" else 0
+        unary = random.normal(B, L, K, dtype=mx.float32)
+        inputs = PairInputs(
+            random.ids(V, B) + beyond,
+            random.ids(V + beyond, B, L, K),
+            mx.round(unary * 2) / 2 if kind == "tied" else unary,
             random.normal(B, L, R),
-            random.normal(V, R, **whole),
+            random.normal(V, R, scale=0.0 if kind == "tied" else 1.0),
             random.normal(V, R, scale=0.3),
         )
+        drawing = (temperature, _Random(dtype, seed=3).uniform(B, L)) if temperature else ()
+        return inputs, *drawing
 
     return make
 
 
-_PAIRS = [(1, 1, 1, 8, 3), (2, 3, 5, 33, 40), (1, 4, 16, 64, 500), (1, 2, 64, 40, 300)]
-_REAL_PAIRS = [(1, 7, 16, 256, 5000), (2, 15, 32, 256, 5000)]
+_PAIRS: list[PairShape] = [
+    (1, 1, 1, 8, 3), (2, 3, 5, 33, 40), (1, 4, 16, 64, 500), (1, 2, 64, 40, 300),
+]  # fmt: skip
+_REAL_PAIRS: list[PairShape] = [(1, 7, 16, 256, 5000), (2, 15, 32, 256, 5000)]
 
 
 def _pair_score() -> Iterator[Case]:
     for shape in _PAIRS + _REAL_PAIRS:
         label = "B{} L{} K{} R{} V{}".format(*shape)
-        yield Case("pair_score", label, _pairs(*shape), real=shape in _REAL_PAIRS)
+        yield Case("pair_score", label, _pairs(shape), shape in _REAL_PAIRS)
+    yield Case("pair_score", "B2 L3 K5 R33 V40 padding", _pairs(_PAIRS[1], "padding"))
 
 
 def _walk(
@@ -166,80 +184,84 @@ def _walk(
 
 def _path_walk() -> Iterator[Case]:
     for B, L, K in ((1, 1, 1), (2, 3, 5), (3, 7, 16), (1, 31, 33), (1, 4, 64)):
-        label = f"B{B} L{L} K{K}"
-        # Steep scores overflow unless the largest is taken off first.
-        kinds = {"": (), " T0.8": (0.8,), " steep": (0.8, False, 300.0), " tied": (0.0, True)}
-        kinds[" infinite"] = (0.0, False, 3e38)
-        for suffix, how in kinds.items():
-            make = _walk(B, L, K, *how)
-            yield Case("path_walk", label + suffix, make, dtypes=(mx.float32,))
+        makers = {
+            "": _walk(B, L, K),
+            " T0.8": _walk(B, L, K, 0.8),
+            # Steep scores overflow unless the largest is taken off first.
+            " steep": _walk(B, L, K, 0.8, scale=300.0),
+            " tied": _walk(B, L, K, tied=True),
+            " infinite": _walk(B, L, K, scale=3e38),
+        }
+        for suffix, make in makers.items():
+            label = f"B{B} L{L} K{K}{suffix}"
+            yield Case("path_walk", label, make, dtypes=(mx.float32,))
 
 
 def _pair_walk() -> Iterator[Case]:
-    def make(shape: tuple, temperature: float, tied: bool) -> Callable:
-        def sampled(dtype: mx.Dtype) -> tuple:
-            drawing = (temperature, _Random(dtype, seed=3).uniform(*shape[:2]))
-            return *_pairs(*shape, tied)(dtype), *(drawing if temperature else ())
-
-        return sampled
-
     for shape in _PAIRS + _REAL_PAIRS:
         real = shape in _REAL_PAIRS
         label = "B{} L{} K{} R{} V{}".format(*shape)
-        yield Case("pair_walk", label, make(shape, 0.0, False), real)
-        yield Case("pair_walk", f"{label} T8", make(shape, 8.0, False), real)
-        yield Case("pair_walk", f"{label} tied", make(shape, 0.0, True), real)
+        yield Case("pair_walk", label, _pairs(shape), real)
+        yield Case("pair_walk", f"{label} T8", _pairs(shape, temperature=8.0), real)
+        yield Case("pair_walk", f"{label} tied", _pairs(shape, "tied"), real)
+    yield Case("pair_walk", "B2 L3 K5 R33 V40 padding T8", _pairs(_PAIRS[1], "padding", 8.0))
 
 
-def _conv(B: int, L: int, H: int, G: int, K: int, residual: mx.Dtype | None = None) -> Callable:
-    def make(dtype: mx.Dtype) -> tuple:
+ConvShape = tuple[int, int, int, int, int]
+
+
+def _conv(shape: ConvShape) -> Callable[[mx.Dtype], tuple[mx.array, ...]]:
+    B, L, H, G, K = shape
+
+    def make(dtype: mx.Dtype) -> tuple[mx.array, ...]:
         random = _Random(dtype)
         # As the drafter has them: both sides of the projection in one array, not contiguous.
         both = random.normal(B, L, 2, K, G, scale=0.3)
-        added = () if residual is None else (random.normal(B, L, H, dtype=residual),)
-        return random.normal(B, L, H), random.normal(2, K, H)[1], both[:, :, 1], *added
+        return random.normal(B, L, H), random.normal(2, K, H)[1], both[:, :, 1]
 
     return make
 
 
-_CONVS = [(1, 1, 4, 2, 2), (2, 8, 96, 3, 2), (3, 5, 40, 40, 5), (1, 32, 64, 8, 1)]
-_REAL_CONV = (1, 8, 5120, 320, 2)
+_REAL_CONV: ConvShape = (1, 8, 5120, 320, 2)
+_CONVS: list[ConvShape] = [
+    (1, 1, 4, 2, 2), (2, 8, 96, 3, 2), (3, 5, 40, 40, 5), (1, 32, 64, 8, 1), _REAL_CONV,
+]  # fmt: skip
 
 
 def _grouped_conv() -> Iterator[Case]:
-    for shape in [*_CONVS, _REAL_CONV]:
+    for shape in _CONVS:
         label = "B{} L{} H{} G{} K{}".format(*shape)
-        real = shape == _REAL_CONV
-        yield Case("grouped_conv", label, _conv(*shape), real)
-        yield Case("grouped_conv", f"{label} +float32", _conv(*shape, mx.float32), real)
+        yield Case("grouped_conv", label, _conv(shape), shape == _REAL_CONV)
 
 
 def _grouped_conv_norm() -> Iterator[Case]:
-    def make(shape: tuple) -> Callable:
-        def with_norm(dtype: mx.Dtype) -> tuple:
-            weight = _Random(dtype, seed=1).normal(shape[2])
-            return *_conv(*shape, mx.float32)(dtype), weight, 1e-6
+    def made(shape: ConvShape) -> Callable:
+        def make(dtype: mx.Dtype) -> tuple:
+            x, base, dynamic = _conv(shape)(dtype)
+            random = _Random(dtype, seed=1)
+            residual = random.normal(*x.shape, dtype=mx.float32)
+            return ConvInputs(x, base, dynamic, residual, random.normal(shape[2])), 1e-6
 
-        return with_norm
+        return make
 
-    for shape in [*_CONVS, _REAL_CONV]:
+    for shape in _CONVS:
         label = "B{} L{} H{} G{} K{}".format(*shape)
-        yield Case("grouped_conv_norm", label, make(shape), shape == _REAL_CONV)
+        yield Case("grouped_conv_norm", label, made(shape), shape == _REAL_CONV)
 
 
 def _delta(B: int, T: int, P: int, Hk: int, Hv: int, Dk: int, Dv: int) -> Callable:
     def make(dtype: mx.Dtype) -> tuple:
         random = _Random(dtype)
 
-        def rows(n: int) -> list[mx.array]:
-            key, query = (random.normal(B, n, Hk, Dk, scale=Dk**-0.5) for _ in range(2))
-            value = random.normal(B, n, Hv, Dv)
-            beta = random.uniform(B, n, Hv, dtype=dtype)
-            return [query, key, value, random.uniform(B, n, Hv), beta]
+        def rows(n: int) -> DeltaRows:
+            key, value = random.normal(B, n, Hk, Dk, scale=Dk**-0.5), random.normal(B, n, Hv, Dv)
+            decay, beta = random.uniform(B, n, Hv), random.uniform(B, n, Hv, dtype=dtype)
+            return DeltaRows(key, value, decay, beta)
 
+        query = random.normal(B, T, Hk, Dk, scale=Dk**-0.5)
         state = random.normal(B, Hv, Dv, Dk, dtype=mx.float32)
         kept = mx.array([(P + b) % (P + 1) for b in range(B)], mx.int32)
-        return *rows(T), state, tuple(rows(P)[1:]), kept
+        return query, rows(T), state, rows(P), kept
 
     return make
 
@@ -253,7 +275,9 @@ def _gated_delta_verify() -> Iterator[Case]:
 
 
 def all_cases() -> list[Case]:
-    """Every case of every kernel."""
-    makers = (_top_k, _pair_score, _path_walk, _pair_walk)
-    makers += (_grouped_conv, _grouped_conv_norm, _gated_delta_verify)
+    """Return every case of every kernel."""
+    makers: list[Callable[[], Iterator[Case]]] = [
+        _top_k, _pair_score, _path_walk, _pair_walk,
+        _grouped_conv, _grouped_conv_norm, _gated_delta_verify,
+    ]  # fmt: skip
     return [case for make in makers for case in make()]

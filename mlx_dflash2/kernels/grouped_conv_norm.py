@@ -1,96 +1,87 @@
-"""The end of one sublayer and the beginning of the next: convolution, residual, RMSNorm."""
+"""The end of one sublayer and the start of the next: convolution, residual, RMSNorm."""
+
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from ._common import build, pattern, scalar, use_kernel
-from .grouped_conv import grouped_conv_ops
+from ._common import LIBRARY, Op, Probe, patterns
+from .grouped_conv import convolve
 
 _THREADS = 512
 
 
-def grouped_conv_norm_ops(
-    x: mx.array,
-    base: mx.array,
-    dynamic: mx.array,
-    residual: mx.array,
-    weight: mx.array,
-    eps: float,
-) -> tuple[mx.array, mx.array]:
-    """:func:`grouped_conv` of a sublayer's output, added to the residual, and that sum's RMSNorm.
+class ConvInputs(NamedTuple):
+    """A sublayer's output and what ends the sublayer.
 
-    The next sublayer reads the normed rows, both itself and to predict its convolutions, so they
-    are written here, where the sum is at hand.
-
-    Shapes:
-      - x: [B, L, H]
-      - base: [K, H], one weight a tap and channel
-      - dynamic: [B, L, K, G], one weight a position, tap and group
-      - residual: [B, L, H]
-      - weight: [H], of the RMSNorm
-    Returns:
-      - total: [B, L, H], dtype of ``residual``
-      - normed: [B, L, H], dtype of ``x``
+    Attributes:
+        x (mx.array): The output, [B, L, H].
+        base (mx.array): One weight for each tap and channel, [K, H].
+        dynamic (mx.array): One weight for each position, tap and group, [B, L, K, G].
+        residual (mx.array): What the sublayer adds to, [B, L, H].
+        weight (mx.array): Of the RMSNorm, [H].
     """
-    total = grouped_conv_ops(x, base, dynamic, residual)
+
+    x: mx.array
+    base: mx.array
+    dynamic: mx.array
+    residual: mx.array
+    weight: mx.array
+
+
+def grouped_conv_norm_ops(inputs: ConvInputs, eps: float) -> tuple[mx.array, mx.array]:
+    """Add :func:`grouped_conv` of a sublayer's output to the residual, and norm the sum.
+
+    The next sublayer reads the normed positions, both itself and to predict its convolutions, so
+    they are written here, where the sum is at hand.
+
+    Args:
+        inputs (ConvInputs): A block for each row of the batch.
+        eps (float): Of the RMSNorm.
+
+    Returns:
+        tuple of mx.array: The sum [B, L, H], dtype of the residual, and its norm [B, L, H], dtype
+        of ``x``.
+    """
+    x, base, dynamic, residual, weight = inputs
+    total = (residual.astype(mx.float32) + convolve(x, base, dynamic)).astype(residual.dtype)
     normed = mx.fast.rms_norm(total.astype(mx.float32), weight.astype(mx.float32), eps)
     return total, normed.astype(x.dtype)
 
 
-def grouped_conv_norm_kernel(
-    x: mx.array,
-    base: mx.array,
-    dynamic: mx.array,
-    residual: mx.array,
-    weight: mx.array,
-    eps: float,
-) -> tuple[mx.array, mx.array]:
-    """As :func:`grouped_conv_norm_ops`, in one launch; the inputs may have any strides."""
+def grouped_conv_norm_kernel(inputs: ConvInputs, eps: float) -> tuple[mx.array, mx.array]:
+    """Compute :func:`grouped_conv_norm_ops` in one launch; the inputs may have any strides."""
+    x, residual = inputs.x, inputs.residual
     B, L, H = x.shape
-    K, G = dynamic.shape[-2:]
+    K, G = inputs.dynamic.shape[-2:]
     threads = min(_THREADS, -(-H // 32) * 32)
-    names = ("x", "base", "dynamic", "residual", "weight", "eps")
-    return tuple(
-        build("grouped_conv_norm", names, ("total", "normed"), row_contiguous=False)(
-            inputs=[x, base, dynamic, residual, weight, scalar(eps)],
-            template=[
-                ("S", residual.dtype),
-                ("O", x.dtype),
-                ("K", K),
-                ("G", G),
-                ("H", H),
-                ("THREADS", threads),
-            ],
-            grid=(threads, L, B),
-            threadgroup=(threads, 1, 1),
-            output_shapes=[(B, L, H)] * 2,
-            output_dtypes=[residual.dtype, x.dtype],
-        )
+    names = (*ConvInputs._fields, "eps")
+    total, normed = LIBRARY.kernel(
+        "grouped_conv_norm", names, ("total", "normed"), row_contiguous=False
+    )(
+        inputs=[*inputs, float(eps)],
+        template=[
+            ("S", residual.dtype),
+            ("O", x.dtype),
+            ("K", K),
+            ("G", G),
+            ("H", H),
+            ("THREADS", threads),
+        ],
+        grid=(threads, L, B),
+        threadgroup=(threads, 1, 1),
+        output_shapes=[(B, L, H)] * 2,
+        output_dtypes=[residual.dtype, x.dtype],
     )
+    return total, normed
 
 
-def grouped_conv_norm(
-    x: mx.array,
-    base: mx.array,
-    dynamic: mx.array,
-    residual: mx.array,
-    weight: mx.array,
-    eps: float,
-) -> tuple[mx.array, mx.array]:
-    """:func:`grouped_conv_norm_kernel` where it runs, else :func:`grouped_conv_norm_ops`."""
-    H = x.shape[-1]
-    K, G = dynamic.shape[-2:]
-    dtypes = x.dtype, base.dtype, dynamic.dtype, residual.dtype, weight.dtype
+def _probe(inputs: ConvInputs, eps: float) -> Probe | None:
+    if inputs.x.size == 0:
+        return None
+    H, (K, G) = inputs.x.shape[-1], inputs.dynamic.shape[-2:]
+    shapes = (1, 3, H), (K, H), (1, 3, K, G), (1, 3, H), (H,)
+    dtypes = [x.dtype for x in inputs]
+    return Probe((H, K, G, *dtypes), lambda: (ConvInputs(*patterns(shapes, dtypes)), eps))
 
-    def example() -> tuple:
-        return (
-            pattern((1, 3, H), x.dtype),
-            pattern((K, H), base.dtype, salt=2),
-            pattern((1, 3, K, G), dynamic.dtype, salt=3),
-            pattern((1, 3, H), residual.dtype, salt=4),
-            pattern((H,), weight.dtype, salt=5),
-            eps,
-        )
 
-    kernel, ops = grouped_conv_norm_kernel, grouped_conv_norm_ops
-    runs = x.size > 0 and use_kernel(kernel, ops, (H, K, G, *dtypes), example)
-    return (kernel if runs else ops)(x, base, dynamic, residual, weight, eps)
+grouped_conv_norm = Op(grouped_conv_norm_kernel, grouped_conv_norm_ops, _probe)

@@ -2,12 +2,20 @@
 
 import mlx.core as mx
 
-from ._common import MAX_K, build, pattern, scalar, unused, use_kernel
+from ._common import LIBRARY, MAX_K, Op, Probe, pattern, placeholder
 
 _THREADS = 256
 _MAX_PER_THREAD = 32
 # Entries that the plain form compares by their largest first.
 _GROUP = 64
+
+
+def transform_logits(
+    x: mx.array, multiplier: float = 1.0, softcap: float | None = None
+) -> mx.array:
+    """Compute ``softcap * tanh(multiplier * x / softcap)`` in float32; no cap for ``None``."""
+    x = x.astype(mx.float32) * multiplier
+    return softcap * mx.tanh(x / softcap) if softcap else x
 
 
 def top_k_ops(
@@ -16,38 +24,45 @@ def top_k_ops(
     multiplier: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """The ``k`` largest logits of each row, value descending and then id ascending.
+    """Find the ``k`` largest logits of each row, value descending and then id ascending.
 
-    The selection is made on the raw logits; only the ``k`` chosen values are multiplied and
-    soft-capped, in float32, so that the transform can neither create nor break a tie.
+    The selection is made on the raw logits; only the ``k`` chosen values are transformed, so that
+    :func:`transform_logits` can neither create nor break a tie.
 
-    Shapes:
-      - logits: [..., V], any float dtype
+    Args:
+        logits (mx.array): [..., V], any float dtype.
+        k (int): From 1 to V.
+        multiplier (float): Default: ``1.0``.
+        softcap (float, optional): Default: ``None``, no cap.
+
     Returns:
-      - values: [..., k] float32, ``softcap * tanh(multiplier * x / softcap)``
-      - ids: [..., k] uint32
+        tuple of mx.array: The transformed values [..., k] float32, and the ids [..., k] uint32.
+
+    Raises:
+        ValueError: if ``k`` is out of range.
     """
-    vocab_size = logits.shape[-1]
-    if not 1 <= k <= vocab_size:
-        raise ValueError(f"`k` has to be an integer in [1, {vocab_size}] but is {k}.")
+    _check_k(k, logits.shape[-1])
     x = logits.astype(mx.float32)
     ids = _best_ids(mx.where(mx.isnan(x), -mx.inf, x), k)
     values = mx.take_along_axis(x, ids, axis=-1)
     order = _stable_descending(values)
     ids = mx.take_along_axis(ids, order, axis=-1)
-    values = mx.take_along_axis(values, order, axis=-1) * multiplier
-    if softcap:
-        values = softcap * mx.tanh(values / softcap)
-    return values, ids.astype(mx.uint32)
+    values = mx.take_along_axis(values, order, axis=-1)
+    return transform_logits(values, multiplier, softcap), ids.astype(mx.uint32)
+
+
+def _check_k(k: int, most: int) -> None:
+    if not 1 <= k <= most:
+        raise ValueError(f"`k` has to be an integer in [1, {most}] but is {k}.")
 
 
 def _best_ids(x: mx.array, k: int) -> mx.array:
-    """Indices of the ``k`` largest, the first of equal ones, in ascending order."""
+    """Find the ``k`` largest, the first of equal ones; indices in ascending order."""
     size = x.shape[-1]
     groups = -(-size // _GROUP)
     if groups < 2 * k:
         return _select(x, k)
-    # The k largest are in the k groups of the largest maxima: little is left to be ordered.
+    # The k largest are in the k groups with the largest maxima: little is left to order.
     x = mx.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, groups * _GROUP - size)], constant_values=-mx.inf)
     x = x.reshape(*x.shape[:-1], groups, _GROUP)
     best = _best_ids(x.max(axis=-1), k)[..., None]
@@ -57,7 +72,7 @@ def _best_ids(x: mx.array, k: int) -> mx.array:
 
 
 def _select(x: mx.array, k: int) -> mx.array:
-    """As :func:`_best_ids`, in one pass over everything."""
+    """Do :func:`_best_ids` in one pass over everything."""
     size = x.shape[-1]
     # Every entry above the k-th value is in; entries equal to it enter by lowest id.
     threshold = mx.min(mx.topk(x, k, axis=-1), axis=-1, keepdims=True)
@@ -68,7 +83,7 @@ def _select(x: mx.array, k: int) -> mx.array:
 
 
 def _stable_descending(values: mx.array) -> mx.array:
-    """Indices that sort the short last axis descending, equal values in place."""
+    """Find the order that sorts the short last axis descending, equal values in place."""
     k = values.shape[-1]
     this, other = values[..., :, None], values[..., None, :]
     earlier = mx.arange(k)[None, :] < mx.arange(k)[:, None]
@@ -82,13 +97,12 @@ def top_k_kernel(
     multiplier: float = 1.0,
     softcap: float | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """As :func:`top_k_ops`, in one launch, or two where a row is shared by several threadgroups.
+    """Compute :func:`top_k_ops` in one launch, or in two where threadgroups share a row.
 
-    NaN counts as -infinity. Errors: ``ValueError`` unless 1 <= k <= 64 and k <= V.
+    NaN counts as -infinity; ``k`` is at most 64.
     """
     vocab_size = logits.shape[-1]
-    if not 1 <= k <= min(vocab_size, MAX_K):
-        raise ValueError(f"`k` has to be in [1, {min(vocab_size, MAX_K)}] but is {k}.")
+    _check_k(k, min(vocab_size, MAX_K))
     x = logits.reshape(-1, vocab_size)
     shards = -(-vocab_size // (_THREADS * _MAX_PER_THREAD))
     values, ids = _launch(x, None, shards, k, multiplier, softcap, last=shards == 1)
@@ -109,15 +123,13 @@ def _launch(
     last: bool,
 ) -> list[mx.array]:
     rows, size = x.shape
-    kernel = build(
-        "top_k", ("x", "ids", "multiplier", "softcap"), ("values", "winners"), ("order.h",)
-    )
-    return kernel(
+    names = ("x", "ids", "multiplier", "softcap")
+    return LIBRARY.kernel("top_k", names, ("values", "winners"), ("order.h",))(
         inputs=[
             x,
-            unused(mx.uint32) if ids is None else ids,
-            scalar(multiplier),
-            scalar(softcap or 1.0),
+            placeholder(mx.uint32) if ids is None else ids,
+            float(multiplier),
+            float(softcap or 1.0),
         ],
         template=[
             ("T", x.dtype),
@@ -135,21 +147,15 @@ def _launch(
     )
 
 
-def top_k(
-    logits: mx.array,
-    k: int,
-    multiplier: float = 1.0,
-    softcap: float | None = None,
-) -> tuple[mx.array, mx.array]:
-    """:func:`top_k_kernel` where it runs, else :func:`top_k_ops`."""
-    vocab_size = logits.shape[-1]
-    form = top_k_ops
-    if 1 <= k <= min(vocab_size, MAX_K) and logits.size > 0:
-        specialisation = (logits.dtype, vocab_size, k, bool(softcap))
+def _probe(
+    logits: mx.array, k: int, multiplier: float = 1.0, softcap: float | None = None
+) -> Probe | None:
+    V, dtype = logits.shape[-1], logits.dtype
+    if not 1 <= k <= min(V, MAX_K) or logits.size == 0:
+        return None
+    return Probe(
+        (dtype, V, k, bool(softcap)), lambda: (pattern((1, V), dtype), k, multiplier, softcap)
+    )
 
-        def example() -> tuple:
-            return pattern((1, vocab_size), logits.dtype), k, multiplier, softcap
 
-        if use_kernel(top_k_kernel, top_k_ops, specialisation, example):
-            form = top_k_kernel
-    return form(logits, k, multiplier, softcap)
+top_k = Op(top_k_kernel, top_k_ops, _probe)

@@ -6,8 +6,9 @@ from pkgutil import iter_modules
 import mlx.nn as nn
 
 from .base import Forward, Target, language_model
+from .shape import TargetHead, TargetShape
 
-__all__ = ["Forward", "Target", "bind", "supported_targets"]
+__all__ = ["Forward", "Target", "TargetHead", "TargetShape", "bind", "supported_targets"]
 
 _SHARED = ("base", "gated_delta", "shape")
 

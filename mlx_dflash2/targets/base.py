@@ -14,9 +14,10 @@ from .shape import TargetShape
 class Forward(NamedTuple):
     """What one pass gives.
 
-    ``hidden`` [B, L, H] after the final norm; ``taps`` [B, L, T * H] the tapped layers' outputs
-    in the order asked for, or ``None``; ``records`` for each cache what its rollback needs, or
-    ``None``.
+    Attributes:
+        hidden (mx.array): After the final norm, [B, L, H].
+        taps (mx.array, optional): The tapped layers' outputs in the order asked for, [B, L, T * H].
+        records (list): For each cache what its rollback needs, or ``None``.
     """
 
     hidden: mx.array
@@ -28,10 +29,16 @@ class Target:
     """A dense mlx-lm model with one kind of attention mask; other kinds override a method or two.
 
     Nothing of the model is replaced or changed: the pass calls the same modules in the same
-    order as the model's own, and keeps the outputs that a drafter taps.
+    order as the model's own pass, and keeps the outputs that a drafter taps.
+
+    Args:
+        model (nn.Module): From mlx-lm.
+
+    Raises:
+        ValueError: if the model is split over several machines.
     """
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.language_model = language_model(model)
         self.inner = self.language_model.model
@@ -43,6 +50,11 @@ class Target:
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
         return _base(self._head_module).weight.shape[0]
+
+    @property
+    def num_embeddings(self) -> int:
+        """Rows of the embedding: token ids have to be below."""
+        return _base(self.inner.embed_tokens).weight.shape[0]
 
     @property
     def shape(self) -> TargetShape:
@@ -64,11 +76,13 @@ class Target:
             tokens (mx.array): Token ids [B, L].
             cache (list): The target's cache, from :meth:`make_cache`.
             tap_layers (sequence of int): Layers whose outputs to keep, increasing.
-            record (bool): Keep what recurrent layers need to go back to any of these rows.
+            record (bool): Whether to keep what recurrent layers need to return to any of these
+                rows.
         """
         h = self.embed_inputs(tokens)
         extras = self.layer_inputs(tokens, h, cache)
-        records, taps = [None] * len(cache), []
+        records: list[Any] = [None] * len(cache)
+        taps = []
         for index, layer in enumerate(self.layers):
             layer_cache = cache[index] if index < len(cache) else None
             if record and self.is_recurrent(index):
@@ -77,53 +91,59 @@ class Target:
                 h = self.run_layer(index, layer, h, layer_cache, extras)
             if index in tap_layers:
                 taps.append(h)
-        taps = mx.concatenate(taps, axis=-1) if taps else None
-        return Forward(self.inner.norm(h), taps, records)
+        joined = mx.concatenate(taps, axis=-1) if taps else None
+        return Forward(self.inner.norm(h), joined, records)
 
     def embed_inputs(self, tokens: mx.array) -> mx.array:
-        """What the target's own first layer reads."""
+        """Embed token ids [B, L] as the target's own first layer reads them: [B, L, H]."""
         return self.inner.embed_tokens(tokens)
 
     def layer_inputs(self, tokens: mx.array, h: mx.array, cache: list[Any]) -> Any:
-        """What the layers need beside ``h``: here the attention mask that all of them share."""
+        """Make what the layers need beside ``h``: here the attention mask that they share."""
         return create_attention_mask(h, cache[0])
 
-    def run_layer(self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any):
+    def run_layer(
+        self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any
+    ) -> mx.array:
+        """Run a layer on ``h`` [B, L, H]; ``extras`` come from :meth:`layer_inputs`."""
         return layer(h, extras, cache)
 
     def is_recurrent(self, index: int) -> bool:
-        """Whether a layer's cache is a state that cannot be trimmed."""
+        """Tell whether a layer's cache is a state that cannot be trimmed."""
         return False
 
     def run_recorded(self, layer: nn.Module, h: mx.array, cache: Any) -> tuple[mx.array, Any]:
-        """Run a recurrent layer and also give the record that its rollback needs."""
+        """Run a recurrent layer; also return the record that its rollback needs."""
         raise NotImplementedError(f"{type(self).__name__} has no recurrent layers.")
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """Rows for the drafter's block: the embedding as drafters were trained on it."""
+        """Embed token ids [B, L] as drafters were trained on them: [B, L, H]."""
         return self.inner.embed_tokens(tokens)
 
     def head(self, hidden: mx.array) -> mx.array:
-        """Logits of the drafter's rows: no scale or soft cap, which drafters state themselves."""
+        """Compute raw logits [..., V] of the drafter's rows [..., H].
+
+        Scale and soft cap are left out: drafters state their own.
+        """
         head = _base(self._head_module)
         dtype = (head.scales if "scales" in head else head.weight).dtype
         # A head in 16 bits would be widened, and read at half the speed, by a float32 row.
         return self.unembed(hidden.astype(dtype) if mx.issubdtype(dtype, mx.floating) else hidden)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """The target's own logits."""
+        """Compute the target's own logits [..., V] of rows [..., H] after the final norm."""
         return self.transform(self.unembed(hidden))
 
     def transform(self, raw: mx.array) -> mx.array:
-        """The target's own logits from what the head's matrix gives."""
+        """Apply the target's own scale and soft cap to what the head's matrix gives."""
         return raw
 
     def unembed(self, hidden: mx.array) -> mx.array:
-        """The head's matrix, tied or not."""
+        """Multiply rows [..., H] with the head's matrix, tied or not."""
         return self._head_module.as_linear(hidden) if self._tied else self._head_module(hidden)
 
     def head_rows(self, ids: mx.array) -> mx.array:
-        """The head's weights [n, H] of some token ids, unpacked.
+        """Return the head's weights [n, H] of some token ids, unpacked.
 
         Raises:
             ValueError: if the head has more than one matrix: a bias, or an adapter.
@@ -148,12 +168,12 @@ class Target:
 
 
 def _base(module: nn.Module) -> nn.Module:
-    """The layer under an adapter's."""
+    """Return the layer under an adapter's."""
     return module.get("linear", module.get("embedding", module))
 
 
 def language_model(model: nn.Module) -> nn.Module:
-    """The text model inside a model that wraps one, else the model itself."""
+    """Return the text model inside a model that wraps one, else the model itself."""
     while hasattr(model, "language_model"):
         model = model.language_model
     return model
@@ -163,14 +183,16 @@ class SlidingTarget(Target):
     """A model whose layers either slide or see everything, each kind with its own mask."""
 
     def slides(self, layer: nn.Module) -> bool:
+        """Tell whether a layer sees only a window."""
         raise NotImplementedError
 
     @property
     def window(self) -> int:
+        """Positions that a sliding layer sees."""
         raise NotImplementedError
 
     def layer_inputs(self, tokens: mx.array, h: mx.array, cache: list[Any]) -> dict[bool, Any]:
-        masks = {}
+        masks: dict[bool, Any] = {}
         for layer, layer_cache in zip(self.layers, cache, strict=False):
             slides = self.slides(layer)
             if slides not in masks:
@@ -178,5 +200,7 @@ class SlidingTarget(Target):
                 masks[slides] = create_attention_mask(h, layer_cache, window_size=window)
         return masks
 
-    def run_layer(self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any):
+    def run_layer(
+        self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any
+    ) -> mx.array:
         return layer(h, extras[self.slides(layer)], cache)

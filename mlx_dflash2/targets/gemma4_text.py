@@ -25,10 +25,12 @@ class Target(SlidingTarget):
 
     def layer_inputs(self, tokens: mx.array, h: mx.array, cache: list[Any]) -> Any:
         # Later layers read the keys and values of an earlier one: (keys and values, offset) each.
-        shared = [(None, None)] * len(self.layers)
+        shared: list[Any] = [(None, None)] * len(self.layers)
         return super().layer_inputs(tokens, h, cache), shared, self.per_layer_inputs(tokens, h)
 
-    def run_layer(self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any):
+    def run_layer(
+        self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any
+    ) -> mx.array:
         masks, shared, per_layer = extras
         keys_values, offset = shared[self.inner.previous_kvs[index]]
         h, *shared[index] = layer(
@@ -42,7 +44,7 @@ class Target(SlidingTarget):
         return h
 
     def per_layer_inputs(self, tokens: mx.array, h: mx.array) -> mx.array | None:
-        """The small models' second embedding, [B, L, layers, D], or ``None``."""
+        """Compute the second embedding of small models, [B, L, layers, D], or ``None``."""
         inner = self.inner
         size = inner.hidden_size_per_layer_input
         if not size:

@@ -19,5 +19,7 @@ class Target(base.Target):
             ),
         }
 
-    def run_layer(self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any):
+    def run_layer(
+        self, index: int, layer: nn.Module, h: mx.array, cache: Any, extras: Any
+    ) -> mx.array:
         return layer(h, extras[self.inner.layer_types[index]], cache)

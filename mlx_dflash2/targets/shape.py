@@ -1,12 +1,14 @@
-"""What a drafter depends on in its target."""
+"""What a drafter needs of its target."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
+
+import mlx.core as mx
 
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What of a target a drafter depends on; ``vocab_size`` counts padding rows."""
+    """The sizes that a drafter depends on; ``vocab_size`` counts padding rows."""
 
     hidden_size: int
     vocab_size: int
@@ -17,7 +19,7 @@ class TargetShape:
         """Read the shape from a target's config.json, also where the text model is nested.
 
         Raises:
-            ValueError: naming the field that is missing or no positive integer.
+            ValueError: naming the field that is missing or not a positive integer.
         """
         nested = config.get("text_config") or {}
         if not isinstance(nested, dict):
@@ -29,6 +31,20 @@ class TargetShape:
                 found = text.get(name)
                 raise ValueError(f"Target config: `{name}` is {found!r} but has to be 1 or more.")
         return cls(*(text[name] for name in names))
+
+
+class TargetHead(Protocol):
+    """The two ends of a target, which its drafter borrows."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the head, padding included."""
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """Embed token ids [B, L] as drafters were trained on them: [B, L, H]."""
+
+    def head(self, hidden: mx.array) -> mx.array:
+        """Compute raw logits [..., V] of the drafter's rows [..., H]."""
 
 
 def _is_positive_integer(value: Any) -> bool:

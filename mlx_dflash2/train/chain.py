@@ -1,14 +1,15 @@
-"""Decoding a text that is known: the rounds that a drafter would need for it."""
+"""The rounds that a drafter would need for a text that is known."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
+from ..drafter.logits import best_tokens
 from ..drafter.model import Drafter
 from ..evaluation.teacher_forced import CANDIDATES
-from ..kernels import top_k
+from ..targets import Target
 from .blocks import run_blocks
 from .corpus import Corpus
 from .taps import TapSource, padded_tokens
@@ -17,11 +18,13 @@ _ANCHORS = 32
 
 
 class Chain(NamedTuple):
-    """Acceptance lengths (bonus included) of each text, and its rounds, by what chooses drafts.
+    """The rounds of each text, by the rule that chooses the drafts; arrays [texts].
 
-    Arrays of a number a text: ``tokens`` given by rounds, and the rounds needed if each row's
-    best token is drafted (``best``), the selector's path (``path``), or the true token wherever
-    it is a candidate (``oracle``).
+    Attributes:
+        tokens (np.ndarray): Tokens that the rounds give.
+        best (np.ndarray): Rounds if each row's best token is drafted.
+        path (np.ndarray): Rounds if the selector's path is drafted.
+        oracle (np.ndarray): Rounds if the true token is drafted wherever it is a candidate.
     """
 
     tokens: np.ndarray
@@ -30,18 +33,18 @@ class Chain(NamedTuple):
     oracle: np.ndarray
 
     def lengths(self) -> dict[str, float]:
-        """Pooled over all texts."""
+        """Compute the acceptance lengths, bonus included, pooled over all texts."""
         total = self.tokens.sum()
         return {name: float(total / getattr(self, name).sum()) for name in self._fields[1:]}
 
 
 def chain(
-    drafter: Drafter, target: Any, corpus: Corpus, source: TapSource, texts: Sequence[int]
+    drafter: Drafter, target: Target, corpus: Corpus, source: TapSource, texts: Sequence[int]
 ) -> Chain:
     """Count the rounds that greedy decoding of texts takes, without decoding them again.
 
-    Decoding is lossless: where a text is the target's greedy answer its rounds are those of the
-    ordinary loop, up to the rounding of batched passes.
+    Decoding is lossless: where a text is the target's greedy answer, its rounds are those of the
+    decoding loop, up to the rounding of batched passes.
 
     Args:
         drafter (Drafter): Ready to draft.
@@ -62,9 +65,9 @@ def chain(
 
 
 def _hits(
-    drafter: Drafter, target: Any, corpus: Corpus, source: TapSource, text: int
+    drafter: Drafter, target: Target, corpus: Corpus, source: TapSource, text: int
 ) -> list[np.ndarray]:
-    """Leading right drafts at every anchor of an answer: best, path, oracle."""
+    """Count the leading right drafts at every anchor of an answer, for each rule of a chain."""
     tokens, start, _ = corpus[text]
     shown = source.read([text], len(tokens))
     padded = mx.array(padded_tokens(corpus, [text], len(tokens))).astype(mx.int32)
@@ -78,9 +81,9 @@ def _hits(
 
 
 def _leading(
-    drafter: Drafter, target: Any, tokens: mx.array, anchors: mx.array, hidden: mx.array
+    drafter: Drafter, target: Target, tokens: mx.array, anchors: mx.array, hidden: mx.array
 ) -> list[mx.array]:
-    """The same at some anchors, from the drafter's rows there."""
+    """Count them at some anchors, from the drafter's hidden rows [anchors, L - 1, H]."""
     args, length = drafter.args, drafter.block_size - 1
     at = anchors[:, None] + mx.arange(1, length + 1)
     truth = mx.where(at < tokens.size, tokens[mx.minimum(at, tokens.size - 1)], -1)
@@ -89,8 +92,7 @@ def _leading(
         found = drafter.candidate_selector(tokens[anchors], hidden, logits)
         path, ids = found.tokens, found.candidates
     else:
-        transform = args.output_multiplier, args.final_logit_softcapping
-        _, ids = top_k(logits, CANDIDATES, *transform)
+        _, ids = best_tokens(logits, CANDIDATES, args)
         path = ids[..., 0]
     is_truth = ids.astype(truth.dtype) == truth[..., None]
     hits = is_truth[..., 0], path.astype(truth.dtype) == truth, mx.any(is_truth, axis=-1)
@@ -98,7 +100,7 @@ def _leading(
 
 
 def _rounds(leading: np.ndarray, length: int) -> int:
-    """Rounds from an answer's first token to its last, each giving its leading hits and one."""
+    """Count the rounds from an answer's first token to its last; each ends with a bonus."""
     at, rounds = 0, 0
     while at < length - 1:
         at += 1 + int(leading[at])

@@ -1,12 +1,11 @@
 """A drafter that begins as the target's last layers."""
 
-from typing import Any
-
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from ..drafter.model import Drafter
+from ..targets import Target
 from .init import unpacked
 
 _MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
@@ -18,7 +17,7 @@ _PRE_NORM = (
 )  # fmt: skip
 
 
-def from_target_layers(drafter: Drafter, target: Any) -> list[str]:
+def from_target_layers(drafter: Drafter, target: Target) -> list[str]:
     """Copy the target's last layers and final norm into the drafter, in place.
 
     Returns:

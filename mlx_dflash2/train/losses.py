@@ -1,24 +1,28 @@
-"""What a drafter's rows cost, and how much each row of a block counts."""
+"""Costs of a drafter's rows, and the weight of each row of a block."""
 
 import mlx.core as mx
+import mlx.nn as nn
 
 LOSSES = ("ce", "kl", "tv", "lk")
 
 
 def position_weights(length: int, gamma: float) -> mx.array:
-    """exp(-(j - 1) / gamma) for the rows j = 1 to ``length`` after the anchor."""
+    """Compute exp(-(j - 1) / gamma) for the rows j = 1 to ``length`` after the anchor."""
     return mx.exp(-mx.arange(length) / gamma)
 
 
 def d_pace_weights(right: mx.array, valid: mx.array, smoothing: float = 0.5) -> mx.array:
-    """How much of the expected acceptance hangs on each row (D-PACE).
+    """Weigh each row by the expected acceptance that depends on it (D-PACE).
 
     With s_j = (1 - a) c_j + a, the weight of row j is the sum over i >= j of s_1 ... s_i.
 
     Args:
         right (mx.array): c, the probability of the true token, [..., L].
-        valid (mx.array): Booleans [..., L]; other rows pass the product on and count nothing.
+        valid (mx.array): Booleans [..., L]; the others have s = 1 and weight 0.
         smoothing (float): a. Default: ``0.5``.
+
+    Returns:
+        mx.array: [..., L], without a gradient.
     """
     s = mx.where(valid, (1 - smoothing) * right + smoothing, 1.0)
     prefix = mx.where(valid, mx.cumprod(s, axis=-1), 0.0)
@@ -29,19 +33,21 @@ def d_pace_weights(right: mx.array, valid: mx.array, smoothing: float = 0.5) -> 
 def unary_loss(
     kind: str, draft: mx.array, target: mx.array | None, label: mx.array
 ) -> tuple[mx.array, mx.array]:
-    """Cost of each row, and its cross entropy with the true token.
+    """Compute the cost of each row, and its cross entropy with the true token.
 
-    ``ce`` is the cross entropy with what is wanted, ``kl`` the divergence from it, ``tv``
-    0.1 cross entropy + 0.9 total variation, and ``lk`` a mix of divergence and total variation
-    that goes from the first to the second as exp(-3 a), where a = sum(min(p, q)) is the row's
-    acceptance.
+    ``ce`` is the cross entropy with the wanted distribution, ``kl`` the divergence from it, and
+    ``tv`` is 0.1 cross entropy + 0.9 total variation. ``lk`` is s divergence + (1 - s) total
+    variation with s = exp(-3 a), where a = sum(min(p, q)) is the row's acceptance.
 
     Args:
         kind (str): One of ``LOSSES``.
         draft (mx.array): Log probabilities [M, C], finite.
-        target (mx.array, optional): Those wanted, which may sum to less than one; ``None`` wants
-            the true token alone.
+        target (mx.array, optional): Wanted log probabilities [M, C], which may sum to less than
+            one; ``None`` wants the true token alone.
         label (mx.array): Columns [M] of the true tokens.
+
+    Returns:
+        tuple of mx.array: Cost and cross entropy, [M] each.
     """
     hard = -mx.take_along_axis(draft, label[:, None], axis=-1)[:, 0]
     if target is None:
@@ -66,15 +72,18 @@ def unary_loss(
 def selector_loss(
     scores: mx.array, is_label: mx.array, wanted: mx.array | None
 ) -> tuple[mx.array, mx.array]:
-    """Cost of each row's choice among its candidates, and the log probability of the true one.
+    """Compute the cost of each row's choice among its candidates.
 
     Args:
-        scores (mx.array): [M, K], unary and pair score together.
-        is_label (mx.array): Booleans [M, K]; a row with none costs nothing with hard labels.
+        scores (mx.array): Unary and pair score together, [M, K].
+        is_label (mx.array): Booleans [M, K]; a row without any costs 0 with hard labels.
         wanted (mx.array, optional): The target's probabilities [M, K] of the candidates; ``None``
             wants the true token alone.
+
+    Returns:
+        tuple of mx.array: The cost, and the log probability of the true token, [M] each.
     """
-    logs = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+    logs = nn.log_softmax(scores)
     hard = mx.where(is_label, logs, 0.0).sum(axis=-1)
     if wanted is None:
         return -hard, hard
@@ -82,5 +91,5 @@ def selector_loss(
 
 
 def weighted_mean(costs: mx.array, weights: mx.array) -> mx.array:
-    """Sum of weighted costs over the sum of weights; 0 if nothing counts."""
+    """Divide the sum of weighted costs by the sum of weights; 0 if nothing counts."""
     return (costs * weights).sum() / mx.maximum(weights.sum(), 1e-6)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..drafter.args import DrafterArgs, default_target_layer_ids
+from ..targets import Target
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Shape:
     rope_theta: float | None = None
 
 
-def new_args(shape: Shape, target: Any, config: dict[str, Any]) -> DrafterArgs:
+def new_args(shape: Shape, target: Target, config: dict[str, Any]) -> DrafterArgs:
     """The args of a drafter for a target.
 
     Args:

@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 from tqdm import tqdm
 
+from ..targets import Target
 from .corpus import Corpus
 from .records import read_record, refuse_difference, write_record
 
@@ -40,7 +41,7 @@ class ComputedTaps:
         final (bool): Whether to give the rows that the head reads, too.
     """
 
-    def __init__(self, target: Any, corpus: Corpus, layers: Sequence[int], final: bool):
+    def __init__(self, target: Target, corpus: Corpus, layers: Sequence[int], final: bool):
         self.target, self.corpus, self.layers, self.final = target, corpus, list(layers), final
 
     def read(self, texts: Sequence[int], length: int) -> Shown:
@@ -115,7 +116,7 @@ def bytes_needed(corpus: Corpus, width: int) -> int:
 
 
 def write_taps(
-    target: Any,
+    target: Target,
     corpus: Corpus,
     layers: Sequence[int],
     folder: str | Path,

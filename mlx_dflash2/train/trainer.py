@@ -15,6 +15,7 @@ from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from tqdm import tqdm
 
 from ..drafter.model import Drafter
+from ..targets import Target
 from . import checkpoints
 from .batches import Batches
 from .init import frozen_parameters
@@ -80,7 +81,7 @@ class Trainer:
     def __init__(
         self,
         drafter: Drafter,
-        target: Any,
+        target: Target,
         vocabulary: FullVocabulary | SampledVocabulary,
         batches: Batches,
         objective: Objective,

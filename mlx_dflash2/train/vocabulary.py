@@ -2,25 +2,32 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 
 from ..drafter.args import DrafterArgs
+from ..drafter.logits import draft_logits, drafted_vocab_size, transform
+from ..targets import Target
 
 # Numbers of a logits array that may live at once: more rows are taken in turns.
 MAX_LOGITS = 2**25
-# Finite, since 0 times infinity is no number.
+# Finite, since 0 times infinity is NaN.
 _NEVER = -1e9
 
 
 class Scores(NamedTuple):
     """Log probabilities of M rows over C columns, float32.
 
-    ``draft`` and ``target`` [M, C] (``target`` may be ``None``); ``label`` [M] the column of the
-    true token; ``unary`` [M, C'] the drafter's transformed logits of the columns that may be
-    candidates, and ``ids`` [C'] those columns' token ids.
+    Attributes:
+        draft (mx.array): The drafter's, [M, C].
+        target (mx.array, optional): The target's, [M, C].
+        label (mx.array): The column of the true token, [M].
+        unary (mx.array): The drafter's transformed logits [M, C'] of the columns that may be
+            candidates.
+        ids (mx.array): Token ids [C'] of those columns.
     """
 
     draft: mx.array
@@ -30,58 +37,62 @@ class Scores(NamedTuple):
     ids: mx.array
 
 
-def draft_transform(logits: mx.array, args: DrafterArgs) -> mx.array:
-    """The multiplier and soft cap with which a drafter's logits are served, in float32."""
-    logits = logits.astype(mx.float32) * args.output_multiplier
-    cap = args.final_logit_softcapping
-    return cap * mx.tanh(logits / cap) if cap else logits
-
-
-@dataclass
-class FullVocabulary:
-    """Every id that may be drafted."""
-
-    target: Any
-    args: DrafterArgs
+class Vocabulary(Protocol):
+    """The columns over which the rows of one step are scored."""
 
     @property
     def vocab_size(self) -> int:
-        """Ids that may be drafted."""
-        limits = self.target.vocab_size, self.args.vocab_size, self.args.selector_vocab_size
-        return min(limit for limit in limits if limit)
+        """How many ids may be drafted."""
 
     @property
     def size(self) -> int:
         """Columns of a row."""
-        return self.vocab_size
-
-    def draw(self, key: mx.array) -> "FullVocabulary":
-        """For one step: nothing is drawn."""
-        return self
 
     def scores(self, hidden: mx.array, labels: mx.array, final: mx.array | None) -> Scores:
         """Score rows.
 
-        Shapes:
-          - hidden: [M, H] of the drafter; labels: [M] ids below ``vocab_size``
-          - final: [M, H], what the target's head reads where it predicts the labels, or ``None``
+        Args:
+            hidden (mx.array): Of the drafter, [M, H].
+            labels (mx.array): True ids [M] below ``vocab_size``.
+            final (mx.array, optional): What the target's head reads to predict them, [M, H].
         """
-        size = self.size
-        unary = draft_transform(self.target.head(hidden)[..., :size], self.args)
+
+
+@dataclass(frozen=True)
+class FullVocabulary(Vocabulary):
+    """Every id that may be drafted."""
+
+    target: Target
+    args: DrafterArgs
+
+    @property
+    def vocab_size(self) -> int:
+        return drafted_vocab_size(self.target, self.args)
+
+    @property
+    def size(self) -> int:
+        return self.vocab_size
+
+    def draw(self, key: mx.array) -> Vocabulary:
+        """Return the vocabulary of one step: itself, since nothing is drawn."""
+        return self
+
+    def scores(self, hidden: mx.array, labels: mx.array, final: mx.array | None) -> Scores:
+        unary = transform(draft_logits(self.target, hidden, self.args), self.args)
         wanted = None
         if final is not None:
             # What the target gives to ids that cannot be drafted is lost, and not shared out.
-            wanted = log_softmax(self.target.logits(final).astype(mx.float32))[..., :size]
-        return Scores(log_softmax(unary), wanted, labels, unary, mx.arange(size))
+            logits = self.target.logits(final).astype(mx.float32)
+            wanted = nn.log_softmax(logits)[..., : self.size]
+        return Scores(nn.log_softmax(unary), wanted, labels, unary, mx.arange(self.size))
 
 
 class SampledVocabulary:
-    """The most frequent ids, a fresh sample of all others each step, and each row's own label.
+    """The most frequent ids, and all others, of which each step draws a sample.
 
     The sample stands for all ids that it was drawn from: its logits are raised by the logarithm
     of how many each of them stands for, so that sums over the columns estimate sums over the
-    vocabulary without bias. A row whose label is none of the frequent ids has it in a column of
-    its own, and not in the sample.
+    vocabulary without bias.
 
     Args:
         target (Target): The target.
@@ -93,68 +104,90 @@ class SampledVocabulary:
         ValueError: as :func:`refuse_sample`.
     """
 
-    def __init__(self, target: Any, args: DrafterArgs, frequent: np.ndarray, negatives: int):
+    def __init__(
+        self, target: Target, args: DrafterArgs, frequent: np.ndarray, negatives: int
+    ) -> None:
         self.target, self.args = target, args
         refuse_sample(target, args, len(frequent), negatives)
-        vocab_size = FullVocabulary(target, args).vocab_size
-        others = np.setdiff1d(np.arange(vocab_size), frequent)
-        self.negatives, self.vocab_size = negatives, vocab_size
+        self.vocab_size, self.negatives = drafted_vocab_size(target, args), negatives
+        others = np.setdiff1d(np.arange(self.vocab_size), frequent)
         self.frequent, self.others = mx.array(frequent), mx.array(others)
-        self.rows = target.head_rows(self.frequent).astype(mx.float32)
-        column = np.full(vocab_size, -1, np.int32)
+        self.head_rows = target.head_rows(self.frequent).astype(mx.float32)
+        column = np.full(self.vocab_size, -1, np.int32)
         column[frequent] = np.arange(len(frequent))
         self.column = mx.array(column)
-        self.sample = self.sample_rows = None
 
     @property
     def size(self) -> int:
-        """Columns of a row."""
+        """Columns of a row of a step."""
         return self.frequent.size + self.negatives + 1
 
-    def draw(self, key: mx.array) -> "SampledVocabulary":
-        """The same with the sample of one step."""
-        drawn = object.__new__(SampledVocabulary)
-        vars(drawn).update(vars(self))
+    def draw(self, key: mx.array) -> "DrawnVocabulary":
+        """Draw the sample of one step."""
         order = mx.random.permutation(self.others.size, key=key)[: self.negatives]
-        drawn.sample = self.others[order]
-        drawn.sample_rows = self.target.head_rows(drawn.sample).astype(mx.float32)
-        return drawn
+        sample = self.others[order]
+        return DrawnVocabulary(self, sample, self.target.head_rows(sample).astype(mx.float32))
+
+
+@dataclass(frozen=True)
+class DrawnVocabulary(Vocabulary):
+    """The columns of one step: the frequent ids, a sample of the others, the row's own label.
+
+    A row whose label is not frequent has it in its own column, and not in the sample.
+
+    Attributes:
+        whole: What the sample was drawn from.
+        sample: Its ids, [negatives].
+        sample_rows: The head's weights of them, [negatives, H] float32.
+    """
+
+    whole: SampledVocabulary
+    sample: mx.array
+    sample_rows: mx.array
+
+    @property
+    def vocab_size(self) -> int:
+        return self.whole.vocab_size
+
+    @property
+    def size(self) -> int:
+        return self.whole.size
 
     def scores(self, hidden: mx.array, labels: mx.array, final: mx.array | None) -> Scores:
-        """As :meth:`FullVocabulary.scores`, over the columns frequent, sample, own label."""
-        column = self.column[labels]
+        whole = self.whole
+        column = whole.column[labels]
         own = column < 0
         hits = self.sample[None] == labels[:, None]
-        stand_for = (self.others.size - own) / (self.negatives - hits.sum(axis=1))
+        stand_for = (whole.others.size - own) / (whole.negatives - hits.sum(axis=1))
         lift = mx.where(hits, _NEVER, mx.log(stand_for)[:, None])
-        label_rows = self.target.head_rows(labels).astype(mx.float32)
+        label_rows = whole.target.head_rows(labels).astype(mx.float32)
 
         def joined(
-            hidden: mx.array, transform: Callable[[mx.array], mx.array]
+            hidden: mx.array, transformed: Callable[[mx.array], mx.array]
         ) -> tuple[mx.array, mx.array]:
             hidden = hidden.astype(mx.float32)
-            frequent = transform(hidden @ self.rows.T)
-            sample = transform(hidden @ self.sample_rows.T) + lift
-            label = transform((hidden * label_rows).sum(axis=-1, keepdims=True))
+            frequent = transformed(hidden @ whole.head_rows.T)
+            sample = transformed(hidden @ self.sample_rows.T) + lift
+            label = transformed((hidden * label_rows).sum(axis=-1, keepdims=True))
             label = mx.where(own[:, None], label, _NEVER)
-            return frequent, log_softmax(mx.concatenate([frequent, sample, label], axis=-1))
+            return frequent, nn.log_softmax(mx.concatenate([frequent, sample, label], axis=-1))
 
-        unary, draft = joined(hidden, lambda logits: draft_transform(logits, self.args))
+        unary, draft = joined(hidden, lambda logits: transform(logits, whole.args))
         wanted = None
         if final is not None:
-            _, wanted = joined(final, self.target.transform)
+            _, wanted = joined(final, whole.target.transform)
         label = mx.where(own, self.size - 1, column)
-        return Scores(draft, wanted, label, unary, self.frequent)
+        return Scores(draft, wanted, label, unary, whole.frequent)
 
 
-def refuse_sample(target: Any, args: DrafterArgs, frequent: int, negatives: int):
-    """Refuse so many frequent ids and negatives if they can be no :class:`SampledVocabulary`.
+def refuse_sample(target: Target, args: DrafterArgs, frequent: int, negatives: int) -> None:
+    """Refuse numbers of frequent ids and negatives that :class:`SampledVocabulary` cannot have.
 
     Raises:
         ValueError: if there are fewer frequent ids than candidates or not enough others, or if the
             target's head is more than one matrix.
     """
-    size = FullVocabulary(target, args).vocab_size
+    size = drafted_vocab_size(target, args)
     if not args.selector_top_k <= frequent < size:
         raise ValueError(
             f"`vocab_sample` is {frequent} but has to be from `selector_top_k`, "
@@ -169,11 +202,6 @@ def refuse_sample(target: Any, args: DrafterArgs, frequent: int, negatives: int)
 
 
 def most_frequent(tokens: np.ndarray, count: int, vocab_size: int) -> np.ndarray:
-    """The ids that occur most often in a text, the lower id first where two are level."""
+    """Find the ids that occur most often in a text; of two that are level, the lower one."""
     counts = np.bincount(tokens[tokens < vocab_size], minlength=vocab_size)
     return np.sort(np.argsort(-counts, kind="stable")[:count])
-
-
-def log_softmax(x: mx.array) -> mx.array:
-    """Over the last axis."""
-    return x - mx.logsumexp(x, axis=-1, keepdims=True)

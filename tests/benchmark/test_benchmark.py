@@ -121,8 +121,6 @@ def test_recall_of_a_random_drafter(run):
     assert len(found["recall_best"]) == len(found["recall_candidates"]) == 7
     assert 1 <= found["acceptance_best"] <= found["acceptance_oracle"]
     assert 1 <= found["acceptance_path"] <= found["acceptance_oracle"]
-    shares = mx.array(found["attention_share"])
-    assert shares.shape == (2, 8) and 0 < mx.min(shares).item() and mx.max(shares).item() < 1
     assert "| Recall@8 (oracle) |" in text and "Recall@1 |" in text
 
 
@@ -140,7 +138,6 @@ def test_plots_are_pictures(run, folders):
     names = {path.name for path in (folders[3] / "plots").glob("*.png")}
     assert {"acceptance_by_position.png", "speedup.png", "round_time.png"} <= names
     assert any(name.startswith("recall_") for name in names)
-    assert any(name.startswith("attention_") for name in names)
     for path in (folders[3] / "plots").glob("*.png"):
         assert path.read_bytes().startswith(b"\x89PNG")
 

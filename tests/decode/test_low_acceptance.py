@@ -25,7 +25,7 @@ def run(model, proposer, max_tokens):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         steps = dflash_generate_step(
-            mx.array(PROMPT), model, proposer, max_tokens=max_tokens, stats=stats
+            mx.array(PROMPT), model, proposer, max_tokens=max_tokens, stats=stats, verify_width=8
         )
         tokens = [token for token, _, _ in steps]
     found = [str(w.message) for w in caught if "rarely accepted" in str(w.message)]

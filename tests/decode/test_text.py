@@ -47,7 +47,7 @@ def test_from_draft_marks_the_accepted_drafts(case):
     responses = list(
         stream_generate(
             model, make_tokenizer(), PROMPT, 20,
-            draft_model=half(PROMPT + plain, VOCAB, 2), stats=stats,
+            draft_model=half(PROMPT + plain, VOCAB, 2), stats=stats, verify_width=8,
         )
     )  # fmt: skip
     assert [r.from_draft for r in responses[:7]] == [False, True, True, False, True, True, False]

@@ -20,10 +20,10 @@ from mlx_dflash2.drafter import variants
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.evaluation.teacher_forced import (
-    Forced,
-    Replay,
+    DraftQuality,
+    TextPass,
     acceptance_length,
-    measure,
+    measure_drafts,
     recall,
     write_text,
 )
@@ -49,17 +49,34 @@ def test_forced_paths_are_the_loops_own(tiny):
     """What is drafted at an anchor is what the loop drafts there."""
     model, plain = tiny
     drafter, target = make_drafter(), bind(model)
-    replay = Replay(target, PROMPT + plain, len(PROMPT), drafter.target_layer_ids)
+    text = TextPass(target, PROMPT + plain, len(PROMPT), drafter.target_layer_ids)
     anchors = [20, 23, 40]
-    forced = measure(drafter, replay, anchors)
+    forced = measure_drafts(drafter, text, anchors)
     for row, anchor in enumerate(anchors):
         context = drafter.make_context()
-        taps = replay.taps(drafter.target_layer_ids)[:, :anchor]
-        drafter.extend(context, replay.tokens[:anchor], taps, 0)
-        token = replay.tokens[anchor : anchor + 1]
+        taps = text.taps(drafter.target_layer_ids)[:, :anchor]
+        drafter.extend(context, text.tokens[:anchor], taps, 0)
+        token = text.tokens[anchor : anchor + 1]
         drafted = drafter.propose(target, token, context, 8).tokens
-        truth = replay.tokens[anchor + 1 : anchor + 8]
+        truth = text.tokens[anchor + 1 : anchor + 8]
         assert forced.path[row].tolist() == (drafted == truth).tolist()
+
+
+def test_a_text_that_goes_on_as_drafted_is_right_all_along(tiny):
+    model, plain = tiny
+    drafter, target, anchor = make_drafter(), bind(model), 23
+    # Pair scores that outweigh the logits: another predecessor gives another path.
+    codebook = drafter.candidate_selector.predecessor_codebook
+    codebook.weight = 30 * codebook.weight
+    tokens = [*PROMPT, *plain][: anchor + 1]
+    text = TextPass(target, tokens, len(PROMPT), drafter.target_layer_ids)
+    context = drafter.make_context()
+    taps = text.taps(drafter.target_layer_ids)[:, :anchor]
+    drafter.extend(context, text.tokens[:anchor], taps, 0)
+    drafted = drafter.propose(target, text.tokens[anchor:], context, 8).tokens.tolist()
+    text = TextPass(target, [*tokens, *drafted], len(PROMPT), drafter.target_layer_ids)
+    quality = measure_drafts(drafter, text, [anchor])
+    assert quality.path.all() and quality.among.all() and quality.chosen.all()
 
 
 def test_recall_and_lengths_by_hand():
@@ -118,7 +135,7 @@ def forced(logprob, selector=None):
     logprob = np.array(logprob, float)
     hits = np.ones(logprob.shape, bool)
     selector = np.zeros(logprob.shape) if selector is None else np.array(selector, float)
-    return Forced(logprob, hits, hits, hits, selector, hits)
+    return DraftQuality(logprob, hits, hits, hits, selector, hits)
 
 
 def test_gains_weigh_early_rows_and_skip_what_says_nothing():
@@ -186,7 +203,7 @@ def test_good_drafts_within_the_window_only():
     drafter = make_drafter()
     trace = Trace(drafter, forced(np.zeros((2, 7))), [], None, (0.8, 0.1))
     assert trace.verdict.startswith("verdict: sliding_window is at fault")
-    assert "no stage" in Trace(drafter, trace.forced, [], None, (0.8, 0.7)).verdict
+    assert "no stage" in Trace(drafter, trace.quality, [], None, (0.8, 0.7)).verdict
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,9 @@ REASON = "threadgroup is larger than the pipeline allows"
 @pytest.fixture(autouse=True)
 def no_memory():
     """Choices and kernel objects of other tests do not count here, nor these elsewhere."""
-    _common._kernel_set.cache_clear()
-    _common.build.cache_clear()
+    _common.LIBRARY.clear()
     yield
-    _common._kernel_set.cache_clear()
-    _common.build.cache_clear()
+    _common.LIBRARY.clear()
 
 
 @pytest.fixture
@@ -119,9 +117,8 @@ def test_no_kernel_can_run_here(monkeypatch):
 def test_the_choice_belongs_to_a_device(metal, monkeypatch):
     metal.broken_call = True
     top_k(LOGITS, 2)
-    chosen = _common._kernel_set(str(mx.default_device()))
-    assert chosen is not _common._kernel_set("another device")
-    assert _common._kernel_set("another device").active() == {}
+    assert list(_common.LIBRARY.on(str(mx.default_device())).active()) == ["top_k"]
+    assert _common.LIBRARY.on("another device").active() == {}
 
 
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac")

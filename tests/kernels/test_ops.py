@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mlx_dflash2.kernels.grouped_conv import grouped_conv_ops
-from mlx_dflash2.kernels.pair_score import pair_score_ops
+from mlx_dflash2.kernels.pair_score import PairInputs, pair_score_ops
 from mlx_dflash2.kernels.path_walk import path_walk_ops
 from mlx_dflash2.kernels.top_k import top_k_ops
 
@@ -101,7 +101,7 @@ def chain():
     candidates = mx.array([[[1, 3, 4], [0, 2, 5]]], dtype=mx.uint32)
     unary = mx.array([[[2.0, 1.5, 1.0], [0.5, 0.2, 1.0]]])
     gate = mx.array([[[1.0, 2], [-1, 3]]])
-    return pair_score_ops(mx.array([2]), candidates, unary, gate, A, B), candidates
+    return pair_score_ops(PairInputs(mx.array([2]), candidates, unary, gate, A, B)), candidates
 
 
 def test_pair_score_by_hand(chain):
@@ -139,7 +139,7 @@ def test_parallel_scores_equal_the_sequential_walk():
     candidates = np.stack([rng.permutation(V)[:K] for _ in range(L)]).astype(np.uint32)
     unary = rng.standard_normal((L, K)).astype(np.float32)
     arrays = [mx.array(x) for x in (candidates[None], unary[None], gate[None], A, B)]
-    scores = pair_score_ops(mx.array([17]), *arrays)
+    scores = pair_score_ops(PairInputs(mx.array([17]), *arrays))
     tokens, _, _ = path_walk_ops(scores, arrays[0])
     previous, path = 17, []
     for t in range(L):

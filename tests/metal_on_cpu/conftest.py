@@ -6,7 +6,7 @@ import sys
 import mlx.core as mx
 import pytest
 
-from mlx_dflash2.kernels import _common
+from mlx_dflash2.kernels._common import LIBRARY
 
 from . import BenchKernel, Launch, launch_with, missing_tools
 
@@ -39,11 +39,6 @@ def metal_cpu(launch, monkeypatch):
 @pytest.fixture
 def kernels(metal_cpu):
     """The bench, and no kernel object or choice left over from another test."""
-    _forget()
+    LIBRARY.clear()
     yield metal_cpu
-    _forget()
-
-
-def _forget():
-    _common.build.cache_clear()
-    _common._kernel_set.cache_clear()
+    LIBRARY.clear()

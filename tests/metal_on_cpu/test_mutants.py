@@ -15,11 +15,11 @@ from .running import run_op
 # Large enough that every loop and every barrier of a kernel matters.
 FILES = {
     "top_k.metal": ("top_k[2x9001 k16 tied]", "top_k[3x1000 k16]", "top_k[1x253953 k16]"),
-    "pair_score.metal": ("pair_score[B1 L2 K64 R40 V300]",),
+    "pair_score.metal": ("pair_score[B1 L2 K64 R40 V300]", "pair_score[B2 L3 K5 R33 V40 padding]"),
     "path_walk.metal": ("path_walk[B1 L4 K64 T0.8]", "path_walk[B1 L4 K64]"),
     "choose.h": ("path_walk[B1 L4 K64 steep]", "path_walk[B1 L4 K64]"),
     "pair_walk.metal": ("pair_walk[B1 L2 K64 R40 V300 T8]", "pair_walk[B1 L2 K64 R40 V300]"),
-    "grouped_conv.metal": ("grouped_conv[B2 L8 H96 G3 K2 +float32]",),
+    "grouped_conv.metal": ("grouped_conv[B2 L8 H96 G3 K2]",),
     "grouped_conv_norm.metal": ("grouped_conv_norm[B2 L8 H96 G3 K2]",),
     "gated_delta_verify.metal": ("gated_delta_verify[B2 T3 P4 Hk2 Hv4 Dk16 Dv8]",),
     "gated_delta.h": ("gated_delta_verify[B1 T3 P3 Hk1 Hv2 Dk128 Dv16]",),

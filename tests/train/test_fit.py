@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 from support.tiny import CONFIGS, DENSE, make_model
 from support.training import greedy_corpus
 
-from mlx_dflash2.evaluation.teacher_forced import Replay, acceptance_length, measure
+from mlx_dflash2.evaluation.teacher_forced import TextPass, acceptance_length, measure_drafts
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import checkpoints
 from mlx_dflash2.train import trainer as trainer_module
@@ -111,10 +111,10 @@ def test_training_lengthens_what_is_accepted(setup):
         load_weights(trainer)
         hits = []
         for text in list(corpus)[:3]:
-            replay = Replay(
+            passed = TextPass(
                 target, text.tokens.tolist(), text.prompt_length, SHAPE.target_layer_ids
             )
-            hits.append(measure(trainer.drafter, replay, replay.anchors(5)).path)
+            hits.append(measure_drafts(trainer.drafter, passed, passed.anchors(5)).path)
         trainer.drafter.train()
         return acceptance_length(np.concatenate(hits))
 

@@ -8,12 +8,13 @@ import pytest
 from mlx.utils import tree_flatten, tree_map
 from support.tiny import DENSE, SLIDING, VOCAB, make_drafter, make_model
 
+from mlx_dflash2.drafter.logits import transform
 from mlx_dflash2.drafter.model import Drafter
-from mlx_dflash2.evaluation.teacher_forced import Forced, Replay, measure
+from mlx_dflash2.evaluation.teacher_forced import DraftQuality, TextPass, measure_drafts
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train.blocks import run_blocks
 from mlx_dflash2.train.objective import Batch, Objective
-from mlx_dflash2.train.vocabulary import FullVocabulary, draft_transform
+from mlx_dflash2.train.vocabulary import FullVocabulary
 
 LENGTHS, LAYERS = (26, 17), [0, 1, 3]
 # So many that random texts have labels among them and labels that are not.
@@ -31,14 +32,16 @@ def setup(request):
     tokens = mx.random.randint(1, VOCAB, (2, 40)).astype(mx.uint32)
     parts = []
     for row, (anchors, used) in enumerate(zip(ANCHORS, USED, strict=True)):
-        replay = Replay(target, tokens[row].tolist(), 1, LAYERS)
-        parts.append(measure(drafter, replay, [a for a, u in zip(anchors, used, strict=True) if u]))
+        text = TextPass(target, tokens[row].tolist(), 1, LAYERS)
+        parts.append(
+            measure_drafts(drafter, text, [a for a, u in zip(anchors, used, strict=True) if u])
+        )
     inside = mx.arange(40) < mx.array(LENGTHS)[:, None]
     tokens = mx.where(inside, tokens, 0).astype(mx.uint32)[:, :26]
     shown = target.forward(tokens, target.make_cache(), LAYERS)
     arrays = mx.array(LENGTHS), mx.array(ANCHORS), mx.array(USED)
     batch = Batch(tokens, shown.taps, shown.hidden, *arrays)
-    return target, drafter, batch, Forced.joined(parts)
+    return target, drafter, batch, DraftQuality.joined(parts)
 
 
 def valid_rows() -> np.ndarray:
@@ -127,7 +130,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 def test_soft_loss_is_against_the_target_where_it_predicts_the_label(setup):
     target, drafter, batch, _ = setup
     hidden = run_blocks(drafter.train(), target, batch.tokens, batch.taps, batch.anchors)
-    logits = np.array(draft_transform(target.head(hidden), drafter.args))
+    logits = np.array(transform(target.head(hidden), drafter.args))
     wanted = np.exp(log_softmax(np.array(target.model(batch.tokens))))
     tokens, costs, choices, weights = np.array(batch.tokens), [], [], []
     selector = drafter.candidate_selector

@@ -6,21 +6,21 @@ from typing import Any, TypeGuard
 
 import mlx.core as mx
 
-from ...drafter.context import BlockAttention, DrafterContext, LayerContext, block_mask
+from ...drafter.context import BlockRows, Context, DrafterContext, LayerContext, block_mask
 from ...drafter.model import Drafter, Proposal, Proposer
 from ...targets import Target
 from ..clock import DRAFT, Clock
 from ..judge import Judge
 
 
-class StackedLayer(BlockAttention):
+class StackedLayer:
     """One layer's contexts of several sequences, right-aligned, for a block after each."""
 
-    def __init__(self, rows: Sequence[LayerContext]):
+    def __init__(self, rows: Sequence[LayerContext]) -> None:
         self.rows, self.size = rows, max(len(row) for row in rows)
 
     def mask(self, block_size: int, window: int | None, causal: bool) -> mx.array | None:
-        """As a single layer's, [B, 1, L, keys], with the padding of shorter contexts hidden."""
+        """Make the mask [B, 1, L, keys] that also hides the padding of shorter contexts."""
         visible = block_mask(self.size, block_size, window, causal)
         padding = [self.size - len(row) for row in self.rows]
         if not any(padding):
@@ -30,12 +30,12 @@ class StackedLayer(BlockAttention):
         return real if visible is None else visible & real
 
     def with_block(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Every context followed by its row of a block [B, n_kv_heads, L, head_dim]."""
+        """Return every context followed by its row of a block [B, n_kv_heads, L, head_dim]."""
         none = keys[:1, :, :0], values[:1, :, :0]
         rows = [row.keys_and_values() if len(row) else none for row in self.rows]
         stacked = (mx.concatenate([self._pad(x) for x in side]) for side in zip(*rows, strict=True))
         keys, values = (
-            mx.concatenate(pair, axis=2) for pair in zip(stacked, (keys, values), strict=True)
+            mx.concatenate([*pair], axis=2) for pair in zip(stacked, (keys, values), strict=True)
         )
         return keys, values
 
@@ -43,17 +43,20 @@ class StackedLayer(BlockAttention):
         return mx.pad(x, [(0, 0), (0, 0), (self.size - x.shape[2], 0), (0, 0)])
 
 
-class StackedContext:
+class StackedContext(Context):
     """Contexts of several sequences, read together by one pass of a :class:`Drafter`."""
 
-    def __init__(self, contexts: Sequence[DrafterContext]):
+    def __init__(self, contexts: Sequence[DrafterContext]) -> None:
         self.offset = mx.array([context.offset for context in contexts])
         layers = zip(*(context.layers for context in contexts), strict=True)
         self.layers = [StackedLayer(rows) for rows in layers]
 
-    def mask(self, index: int, block_size: int, window: int | None, causal: bool):
-        """As a single context's."""
-        return self.layers[index].mask(block_size, window, causal)
+    def attend(self, layer: int, block: BlockRows) -> mx.array:
+        queries, keys, values, scale, window, causal = block
+        stacked = self.layers[layer]
+        mask = stacked.mask(queries.shape[2], window, causal)
+        keys, values = stacked.with_block(keys, values)
+        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale, mask=mask)
 
 
 def takes_batches(proposer: Proposer) -> TypeGuard[Drafter]:

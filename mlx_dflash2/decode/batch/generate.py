@@ -14,7 +14,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from ...drafter.model import Proposer
 from ..judge import Judge
 from ..kv_quantization import KVQuantization
-from ..loop import Loop
+from ..loop import Loop, check_ids
 from ..session import DFlashPromptCache
 from ..stats import Stats
 from ..text import check_prompt, encode_prompt
@@ -158,10 +158,13 @@ def decode_batch(
         kv_quantization=KVQuantization(),
         block_size=block_size,
         verify_width=verify_width,
+        adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
     )
     answers = []
     for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
         check_prompt(prompt, budget, prefill_step_size)
+        with mx.stream(stream):
+            check_ids(prompt, loop.target.num_embeddings)
         left = float("inf") if budget == -1 else budget
         sequence = loop.open(judge, cache)
         answers.append(Answer(sequence, prompt.astype(mx.uint32), left, return_prompt_caches))

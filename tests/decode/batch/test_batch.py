@@ -62,7 +62,9 @@ def stubs(prompts, plain, block=8):
 
 
 def run(kind, prompts, proposer, max_tokens=24, eos=None, bits=None, **kwargs):
+    """Answer prompts with whole blocks in every round, so that counts do not depend on times."""
     stats = Stats()
+    kwargs.setdefault("verify_width", kwargs.get("block_size") or proposer.block_size)
     response = batch_generate(
         model_of(kind, bits),
         tokenizer_of(eos),

@@ -1,6 +1,6 @@
 """Answers come and go between the rounds of a batch, and none notices the others."""
 
-from itertools import pairwise
+from itertools import cycle, pairwise
 
 import mlx.core as mx
 import pytest
@@ -9,18 +9,21 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, make_prompt_cache
 from support.proposers import PerRow, half
 from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, make_model, plain_tokens
 
+from mlx_dflash2 import make_sampler
 from mlx_dflash2.decode.batch.decoder import REMOVED, Answer, BatchDecoder
+from mlx_dflash2.decode.controller import Controller
 from mlx_dflash2.decode.judge import Judge
 from mlx_dflash2.decode.kv_quantization import KVQuantization
 from mlx_dflash2.decode.loop import Loop
 from mlx_dflash2.decode.stats import Stats
+from mlx_dflash2.generate import dflash_generate_step
 
 FIXTURES = (DENSE, HYBRID, SLIDING, "llama-sliding", "gemma4_text-shared")
 PROMPTS = [[5, 9, 2, 7, 1] * 4, [8, 3, 3], [1, 2, 3, 4] * 8, [6] * 17]
 COUNT = 30
 
 
-def decoder_of(kind, keeps=False, batch_size=4, step_size=512, proposer=None):
+def decoder_of(kind, keeps=False, batch_size=4, step_size=512, proposer=None, width=8):
     model = make_model(kind)
     plain = [plain_tokens(model, prompt, COUNT) for prompt in PROMPTS]
     texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, plain, strict=True)]
@@ -31,6 +34,7 @@ def decoder_of(kind, keeps=False, batch_size=4, step_size=512, proposer=None):
         generation_stream,
         Stats(),
         kv_quantization=KVQuantization(),
+        verify_width=width,
     )
     answers = [
         Answer(loop.open(Judge()), mx.array(prompt, mx.uint32), COUNT, keeps) for prompt in PROMPTS
@@ -195,3 +199,28 @@ def test_each_has_its_own_verify_width(kind):
     drafted = [len(answer.sequence.stats.drafted_at) for answer in answers]
     assert drafted == [7, 0, 2, 0]
     assert [context.offset > 0 for context in contexts] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("widths", [(2, 5, 1, 3), (1,)])
+def test_draws_of_a_seed_do_not_depend_on_the_controller(widths, monkeypatch):
+    """The same seed gives the same tokens whatever widths are chosen for the others."""
+    choices = cycle(widths)
+    monkeypatch.setattr(Controller, "choose", lambda self, limit, n=1: min(limit, next(choices)))
+    batch, answers, plain = decoder_of(DENSE, proposer=make_drafter(), width=None)
+    sampler = make_sampler(1.5)
+    answers[2].sequence = batch.loop.open(Judge(sampler, seed=3))
+    for answer in answers[1:3]:
+        batch.insert(answer)
+    batch.run()
+    steps = dflash_generate_step(
+        answers[2].prompt,
+        batch.loop.model,
+        batch.loop.proposer,
+        max_tokens=COUNT,
+        sampler=sampler,
+        seed=3,
+    )
+    assert answers[2].tokens == [token for token, *_ in steps] != plain[2]
+    assert answers[1].tokens == plain[1]
+    assert len(answers[2].sequence.stats.drafted_at) == 7
+    assert len(answers[1].sequence.stats.drafted_at) == max(widths) - 1

@@ -33,7 +33,14 @@ def decoder_of(kind, count, processors=None):
     plain = [plain_tokens(model, prompt, count) for prompt in PROMPTS]
     texts = [prompt + tokens for prompt, tokens in zip(PROMPTS, plain, strict=True)]
     proposer = PerRow(*(half(text, VOCAB, k) for text, k in zip(texts, (1, 3, 2), strict=True)))
-    loop = Loop(model, proposer, generation_stream, Stats(), kv_quantization=KVQuantization())
+    loop = Loop(
+        model,
+        proposer,
+        generation_stream,
+        Stats(),
+        kv_quantization=KVQuantization(),
+        verify_width=8,
+    )
     answers = [
         Answer(loop.open(Judge(logits_processors=processors)), mx.array(prompt, mx.uint32), count)
         for prompt in PROMPTS
