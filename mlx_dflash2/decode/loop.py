@@ -130,8 +130,8 @@ class Loop:
             prompt_cache (list or Session, optional): Caches to go on from. They are updated in
                 place and, after :meth:`close`, cover exactly the prompt and the emitted tokens.
             max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
-            verify_width (int, optional): Fewer rows than the loop's for this sequence; 1 does
-                not draft for it.
+            verify_width (int, optional): The width of this sequence, at most the loop's; 1 does
+                not draft for it. Default: as the loop chooses.
 
         Raises:
             ValueError: if a cache or a sampler does not fit, in one line.
@@ -141,8 +141,10 @@ class Loop:
         judge.check_vocabulary(self.target.vocab_size)
         self.stats.cached_tokens += len(session)
         self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
-        width = self.verify_width if verify_width is None else min(self.verify_width, verify_width)
-        return Sequence(session, judge, session.context_for(self.proposer), width)
+        sequence = Sequence(session, judge, session.context_for(self.proposer), self.verify_width)
+        if verify_width is not None:
+            sequence.verify_width, sequence.adaptive = min(self.verify_width, verify_width), False
+        return sequence
 
     def prefill(
         self,
@@ -313,9 +315,8 @@ class Loop:
         chosen = limit
         if self.controller is not None and min(limit, max(budgets)) > 1:
             chosen = self.controller.choose(int(min(limit, max(budgets))), len(budgets))
-        # The draws of a seed must not depend on what others do, or on how long rounds take.
         return [
-            int(min(budget, chosen if s.judge.is_repeatable_at_any_width else limit))
+            int(min(budget, chosen if s.adaptive else limit))
             for budget, s in zip(budgets, sequences, strict=True)
         ]
 

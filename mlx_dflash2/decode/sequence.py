@@ -24,12 +24,15 @@ class Sequence:
         history (mx.array, optional): All tokens up to the anchor, where there are processors.
         context_start (int): Position of the first row that a later block can see.
         answering (bool): Whether the prompt has been processed.
+        adaptive (bool): Whether a controller may choose fewer rows. The draws of a seed must not
+            depend on what others do, or on how long rounds take.
         stats (Stats): The rounds of this sequence alone.
     """
 
     def __init__(self, session: Session, judge: Judge, context: Any, verify_width: int):
         self.session, self.judge, self.context = session, judge, context
         self.verify_width, self.stats = verify_width, Stats()
+        self.adaptive = judge.is_repeatable_at_any_width
         self.position = len(session)
         self.anchor: int | None = None
         self.history: mx.array | None = None

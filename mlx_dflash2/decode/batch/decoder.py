@@ -85,6 +85,7 @@ class BatchDecoder:
         eos_token_ids (collection): Tokens that end an answer.
         batch_size (int): The most sequences to decode at a time; the others wait.
         prefill_step_size (int): Prompt tokens to process at a time.
+        prefill_batch_size (int): Prompts to finish between two rounds of :meth:`step`.
         keeps_logprobs (bool): Keep each token's log probability.
         on_finish (callable): Called for each answer that has finished.
 
@@ -101,6 +102,7 @@ class BatchDecoder:
         *,
         batch_size: int,
         prefill_step_size: int,
+        prefill_batch_size: int = 8,
         keeps_logprobs: bool = False,
         on_finish: Callable[[Answer], None] = lambda _: None,
     ):
@@ -110,10 +112,18 @@ class BatchDecoder:
         self.joining: list[Answer] = []
         self.active: list[Answer] = []
         self.batch_size, self.prefill_step_size = batch_size, prefill_step_size
+        self.prefill_batch_size = prefill_batch_size
         self.keeps_logprobs, self.on_finish = keeps_logprobs, on_finish
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.joining) + len(self.active)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the caches of all answers that are being processed."""
+        alone = [a for a in (*self.waiting, *self.joining) if a.read]
+        caches = [cache for answer in alone for cache in answer.sequence.caches]
+        return sum(cache.nbytes for cache in (*self.cache.layers, *caches))
 
     def insert(self, answer: Answer) -> None:
         """Add an answer, at the end of those that wait."""
@@ -129,8 +139,8 @@ class BatchDecoder:
 
     def step(self) -> None:
         """Process a step's worth of the prompts that wait, then one round of the others."""
-        room = self.prefill_step_size
-        while room > 0 and self._has_place():
+        room, most = self.prefill_step_size, len(self.waiting) - self.prefill_batch_size
+        while room > 0 and len(self.waiting) > most and self._has_place():
             room -= self._read_on(self.waiting[0], room)
         self._next_round()
 
@@ -143,7 +153,10 @@ class BatchDecoder:
         for answers in (self.waiting, self.joining):
             if answer in answers:
                 answers.remove(answer)
-        self._finish(answer)
+        if answer.read:
+            self._finish(answer)
+        else:
+            self.on_finish(answer)
 
     def _has_place(self) -> bool:
         return bool(self.waiting) and len(self.active) + len(self.joining) < self.batch_size
