@@ -5,7 +5,7 @@ import sys
 
 from ._version import __version__
 
-COMMANDS = ("generate", "chat", "benchmark", "train", "convert", "doctor", "omlx")
+COMMANDS = ("generate", "chat", "server", "benchmark", "train", "convert", "doctor", "omlx")
 
 
 def main():

@@ -1,0 +1,173 @@
+"""The generation thread: requests join and leave one drafted batch."""
+
+import logging
+import threading
+from queue import Empty
+from typing import Any
+
+import mlx.core as mx
+from jinja2 import TemplateError
+from mlx_lm.models.cache import LRUPromptCache
+from mlx_lm.server import ResponseGenerator
+
+from ..decode.batch.decoder import Answer, BatchDecoder
+from ..decode.kv_quantization import KVQuantization
+from ..decode.loop import Loop
+from ..decode.stats import Stats
+from .errors import ApiError, invalid
+from .job import Job, Prompt
+from .pair import PairProvider
+from .schema import Request
+from .store import PromptStore
+
+# How long the idle thread waits before it looks whether it has to stop.
+IDLE_SECONDS = 0.1
+# What a device or a pair may raise in mid-round: those requests fail, the next ones may not.
+ROUND_ERRORS = (MemoryError, RuntimeError, ValueError)
+
+
+class Generator(ResponseGenerator):
+    """Answers jobs on its thread, in one batch of drafted rounds.
+
+    Args:
+        provider (PairProvider): The pair, loaded.
+        prompt_cache (LRUPromptCache): Prompt caches over requests.
+    """
+
+    model_provider: PairProvider
+
+    def __init__(self, provider: PairProvider, prompt_cache: LRUPromptCache):
+        # The thread starts in the base class, so all that it uses has to be there.
+        self.store = PromptStore(prompt_cache, provider.model_key)
+        self.stats, self.jobs = Stats(), set[Job]()
+        self.batch_size = 1 if provider.one_at_a_time else provider.cli_args.decode_concurrency
+        self._tokenizing = threading.Lock()
+        tokenizer = provider.tokenizer
+        # What XTC leaves alone, as in mlx-lm.
+        self.special_tokens = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
+        super().__init__(provider, prompt_cache)
+
+    def prepare(self, request: Request) -> Job:
+        """Make a job of a request; for the thread of its connection.
+
+        Raises:
+            ApiError: if the prompt does not fit the model, or its chat template.
+        """
+        provider = self.model_provider
+        # Tokenizers of the tokenizers library cannot be used by two threads at once.
+        with self._tokenizing:
+            prompt = self._prompt(request)
+        count, limit = len(prompt.tokens), provider.context_length
+        if not count:
+            raise invalid("prompt", "The prompt has no tokens.")
+        if limit is not None and count >= limit:
+            raise invalid(
+                "messages" if request.chat else "prompt",
+                f"The prompt has {count} tokens but the model's context has {limit}, of which the "
+                "answer needs at least one.",
+                "context_length_exceeded",
+            )
+        room = request.max_tokens if limit is None else min(request.max_tokens, limit - count)
+        return Job(request, prompt, provider.tokenizer, room, self.special_tokens)
+
+    def submit(self, job: Job) -> None:
+        """Hand a job to the generation thread."""
+        self.requests.put(job)
+
+    def _prompt(self, request: Request) -> Prompt:
+        tokenizer = self.model_provider.tokenizer
+        if not isinstance(request.prompt, str):
+            return Prompt(request.prompt)
+        try:
+            # It reads the request's own fields and, of the options, those of the template.
+            tokens, segments, kinds, state, _ = self._tokenize(tokenizer, request, request)
+        except (TemplateError, TypeError, ValueError, LookupError) as error:
+            raise invalid("messages", f"The prompt cannot be made: {error}") from error
+        if not request.chat:
+            return Prompt(tokens)
+        _, machine = self._make_state_machine(self.model_provider.model_key, tokenizer, [])
+        return Prompt(tokens, self._places(segments, kinds), machine, state)
+
+    def _places(self, segments: list[list[int]], kinds: list[str]) -> dict[int, str]:
+        """Where caches are worth keeping: the ends of segments, and of the prompt if need be."""
+        places, end = {}, 0
+        for segment, kind in zip(segments, kinds, strict=True):
+            end += len(segment)
+            places[end] = kind
+        kind = places.pop(end)
+        # Whatever can be trimmed goes back here from the end of the answer.
+        if kind != "assistant" and not self.model_provider.trims and end > 1:
+            places[end - 1] = kind
+        return places
+
+    def _generate(self) -> None:
+        stream = mx.default_stream(mx.default_device())
+        decoder = self._make_decoder(stream)
+        while not self._stop:
+            self._receive(decoder)
+            for job in [job for job in self.jobs if job.cancelled]:
+                decoder.remove(job)
+            if not len(decoder):
+                continue
+            if self.cli_args.prompt_cache_bytes is not None:
+                self.store.make_room(self.cli_args.prompt_cache_bytes - decoder.nbytes)
+            try:
+                decoder.step()
+            except ROUND_ERRORS as error:
+                logging.exception("The round failed.")
+                self._fail_all(error)
+                decoder = self._make_decoder(stream)
+            if not len(decoder) and not decoder.loop.guard.on:
+                # A drafter that failed gets another chance with the next request.
+                decoder = self._make_decoder(stream)
+        self._fail_all(ApiError(503, "The server is shutting down."))
+        # What belongs to this thread goes before it: at its exit MLX would race with the process's.
+        self.model_provider.reset()
+        del decoder, self.store.lru, self.prompt_cache
+        mx.synchronize(stream)
+        mx.clear_streams()
+
+    def _make_decoder(self, stream: Any) -> BatchDecoder:
+        args, provider = self.cli_args, self.model_provider
+        self.stats.fallback = None
+        mx.clear_cache()
+        loop = Loop(
+            provider.model,
+            provider.draft_model,
+            stream,
+            self.stats,
+            kv_quantization=KVQuantization(
+                args.kv_bits, args.kv_group_size, args.quantized_kv_start
+            ),
+            block_size=args.block_size,
+            verify_width=args.verify_width,
+        )
+        return BatchDecoder(
+            loop,
+            provider.tokenizer.eos_token_ids,
+            batch_size=self.batch_size,
+            prefill_step_size=args.prefill_step_size,
+            prefill_batch_size=args.prompt_concurrency,
+            on_finish=self._finished,
+        )
+
+    def _receive(self, decoder: BatchDecoder) -> None:
+        """Take what has been submitted; wait for it if there is nothing to do."""
+        try:
+            job = self.requests.get(block=not len(decoder), timeout=IDLE_SECONDS)
+            while True:
+                job.attach(decoder.loop, self.store)
+                self.jobs.add(job)
+                decoder.insert(job)
+                job = self.requests.get_nowait()
+        except Empty:
+            pass
+
+    def _finished(self, answer: Answer) -> None:
+        assert isinstance(answer, Job)
+        self.jobs.discard(answer)
+
+    def _fail_all(self, error: Exception) -> None:
+        for job in self.jobs:
+            job.fail(error)
+        self.jobs.clear()

@@ -1,0 +1,105 @@
+"""Prompt caches over requests: the target's caches and the drafter's context, by tokens."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import LRUPromptCache, can_trim_prompt_cache, trim_prompt_cache
+
+from ..decode.session import Session
+from ..drafter.model import Proposer
+
+
+class ContextCache:
+    """The drafter's context as one more cache of an entry.
+
+    Args:
+        context: The context.
+        length (int): Tokens that the entry's other caches cover.
+    """
+
+    def __init__(self, context: Any, length: int):
+        self.context, self.length = context, length
+
+    @property
+    def nbytes(self) -> int:
+        return getattr(self.context, "nbytes", 0)
+
+    def is_trimmable(self) -> bool:
+        """A context that cannot be cut is dropped: a cold drafter is slower, never wrong."""
+        return True
+
+    def trim(self, n: int) -> int:
+        self.length -= n
+        if hasattr(self.context, "trim_to"):
+            self.context.trim_to(self.length)
+        else:
+            self.context = None
+        return n
+
+
+class StoredSession(Session):
+    """The caches of an entry, which an answer goes on with and nobody else uses."""
+
+    def __init__(self, caches: list[Any], context: Any = None):
+        super().__init__(caches, kept=False)
+        self.context = context
+
+    def context_for(self, draft_model: Proposer) -> Any:
+        """The context that came with the caches, or a cold one."""
+        return draft_model.make_context() if self.context is None else self.context
+
+
+class PromptStore:
+    """Entries of an :class:`LRUPromptCache` that go on as sessions.
+
+    Args:
+        lru (LRUPromptCache): Holds the entries; only one thread may use it at a time.
+        model_key: Names the pair.
+    """
+
+    def __init__(self, lru: LRUPromptCache, model_key: Any):
+        self.lru, self.model_key = lru, model_key
+
+    def fetch(self, tokens: Sequence[int]) -> tuple[StoredSession | None, int]:
+        """Find the longest stored prefix of a prompt that leaves at least one token of it.
+
+        Returns:
+            tuple: A session of its own, or ``None``, and the number of tokens that it covers.
+        """
+        entry, rest = self.lru.fetch_nearest_cache(self.model_key, list(tokens))
+        if entry is not None and not rest:
+            if can_trim_prompt_cache(entry):
+                trim_prompt_cache(entry, 1)
+                rest = [tokens[-1]]
+            elif len(tokens) > 1:
+                # An entry of the whole prompt that cannot be cut is of no use: look for a shorter.
+                entry, rest = self.lru.fetch_nearest_cache(self.model_key, list(tokens[:-1]))
+                rest = [*rest, tokens[-1]]
+        if entry is None:
+            return None, 0
+        *caches, context = entry
+        return StoredSession(caches, context.context), len(tokens) - len(rest)
+
+    def keep(
+        self, tokens: Sequence[int], caches: list[Any], context: Any, kind: str, own: bool
+    ) -> None:
+        """Add an entry.
+
+        Args:
+            tokens (sequence of int): What the caches cover.
+            caches (list): The target's caches.
+            context: The drafter's context.
+            kind (str): ``system``, ``user`` or ``assistant``: the order in which they go.
+            own (bool): Whether nobody else goes on with them; else they are copied.
+        """
+        entry = [*caches, ContextCache(context, len(tokens))]
+        if not own:
+            entry = copy.deepcopy(entry)
+        mx.eval([cache.state for cache in entry[:-1]], getattr(context, "state", []))
+        self.lru.insert_cache(self.model_key, list(tokens), entry, cache_type=kind)
+
+    def make_room(self, nbytes: int) -> None:
+        """Drop entries until they take at most so many bytes."""
+        self.lru.trim_to(n_bytes=nbytes)
