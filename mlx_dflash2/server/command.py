@@ -26,6 +26,7 @@ from .http import Server
 from .limits import DRAIN_SECONDS, SPARE_CONNECTIONS, Queue
 from .pair import DEFAULT_MODEL, PairProvider
 from .schema import Defaults
+from .spill import PromptFolder
 
 REFUSED = {"--pipeline": "distributed decoding does not draft; use mlx_lm.server"}
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -179,6 +180,18 @@ def _add_work_arguments(parser: argparse.ArgumentParser) -> None:
         help="Maximum size of the prompt cache and the running requests' caches, e.g. 8GB",
     )
     parser.add_argument(
+        "--prompt-cache-dir",
+        type=str,
+        default=None,
+        help="A folder that prompt caches are written to as well, so that they survive a restart",
+    )
+    parser.add_argument(
+        "--prompt-cache-dir-bytes",
+        type=_size,
+        default="10GB",
+        help="Maximum size of the files in that folder (default: %(default)s)",
+    )
+    parser.add_argument(
         "--kv-bits",
         type=int,
         default=None,
@@ -280,6 +293,7 @@ class Service:
 
     Raises:
         OSError: if the address cannot be listened on.
+        ValueError: if an option does not fit the pair, or the folder of caches is in use.
     """
 
     def __init__(self, args: argparse.Namespace, provider: PairProvider):
@@ -300,8 +314,10 @@ class Service:
             lambda *request: make_handler(self.generator, *request),
             self.queue.limit + SPARE_CONNECTIONS,
         )
-        cache = LRUPromptCache(args.prompt_cache_size, args.prompt_cache_bytes or UNLIMITED)
-        self.generator = Generator(provider, cache)
+        most = UNLIMITED if args.prompt_cache_bytes is None else args.prompt_cache_bytes
+        self.folder = _open_folder(args, provider)
+        cache = LRUPromptCache(args.prompt_cache_size, most)
+        self.generator = Generator(provider, cache, self.folder)
         self.http.start()
 
     def stop(self, seconds: float = DRAIN_SECONDS) -> bool:
@@ -310,8 +326,18 @@ class Service:
         self.http.stop()
         done = self.queue.wait_empty(seconds)
         self.generator.stop_and_join()
+        if self.folder is not None:
+            self.folder.close()
         # Their answers are errors now, which take a moment to be sent.
         return done or not self.queue.wait_empty(1.0)
+
+
+def _open_folder(args: argparse.Namespace, provider: PairProvider) -> PromptFolder | None:
+    if args.prompt_cache_dir is None:
+        return None
+    return PromptFolder(
+        args.prompt_cache_dir, args.prompt_cache_dir_bytes, provider.model, provider.draft_model
+    )
 
 
 def _command(args: argparse.Namespace) -> None:

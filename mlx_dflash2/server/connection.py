@@ -16,12 +16,11 @@ CHUNK = 64 * 1024
 def is_gone(connection: socket.socket) -> bool:
     """Whether the client has hung up; what it has sent and nobody has read does not count."""
     poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    if not poll.poll(0):
-        return False
     try:
-        return not connection.recv(1, socket.MSG_PEEK)
-    except OSError:
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except (OSError, ValueError):
+        # It was closed here, too.
         return True
 
 

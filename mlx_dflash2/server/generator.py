@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
@@ -16,8 +17,10 @@ from ..decode.loop import Loop
 from ..decode.stats import Stats
 from .errors import ApiError, invalid
 from .job import Job, Prompt
+from .metrics import Metrics
 from .pair import PairProvider
 from .schema import Request
+from .spill import PromptFolder
 from .store import PromptStore
 
 # How long the idle thread waits before it looks whether it has to stop.
@@ -32,14 +35,33 @@ class Generator(ResponseGenerator):
     Args:
         provider (PairProvider): The pair, loaded.
         prompt_cache (LRUPromptCache): Prompt caches over requests.
+        folder (PromptFolder, optional): Keeps them on disk, too.
     """
 
     model_provider: PairProvider
 
-    def __init__(self, provider: PairProvider, prompt_cache: LRUPromptCache):
+    def __init__(
+        self,
+        provider: PairProvider,
+        prompt_cache: LRUPromptCache,
+        folder: PromptFolder | None = None,
+    ):
         # The thread starts in the base class, so all that it uses has to be there.
-        self.store = PromptStore(prompt_cache, provider.model_key)
+        self.store = PromptStore(prompt_cache, provider.model_key, folder)
         self.stats, self.jobs = Stats(), set[Job]()
+        self.decoder: BatchDecoder | None = None
+        self.metrics = Metrics(
+            self.stats,
+            {
+                "requests_waiting": (
+                    "Requests that wait for a place, or for their prompt to be processed",
+                    lambda: self.requests.qsize() + len(self.jobs) - self._decoding(),
+                ),
+                "requests_decoding": ("Requests that take part in the rounds", self._decoding),
+                "prompt_cache_entries": ("Entries of the prompt cache", lambda: len(prompt_cache)),
+                "prompt_cache_bytes": ("Their bytes", lambda: prompt_cache.nbytes),
+            },
+        )
         self.batch_size = 1 if provider.one_at_a_time else provider.cli_args.decode_concurrency
         self._tokenizing = threading.Lock()
         tokenizer = provider.tokenizer
@@ -47,8 +69,12 @@ class Generator(ResponseGenerator):
         self.special_tokens = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
         super().__init__(provider, prompt_cache)
 
-    def prepare(self, request: Request) -> Job:
+    def prepare(self, request: Request, is_gone: Callable[[], bool]) -> Job:
         """Make a job of a request; for the thread of its connection.
+
+        Args:
+            request (Request): What is asked for.
+            is_gone (callable): Whether the client has hung up, to be asked between rounds.
 
         Raises:
             ApiError: if the prompt does not fit the model, or its chat template.
@@ -68,7 +94,7 @@ class Generator(ResponseGenerator):
                 "context_length_exceeded",
             )
         room = request.max_tokens if limit is None else min(request.max_tokens, limit - count)
-        return Job(request, prompt, provider.tokenizer, room, self.special_tokens)
+        return Job(request, prompt, provider.tokenizer, room, self.special_tokens, is_gone)
 
     def submit(self, job: Job) -> None:
         """Hand a job to the generation thread."""
@@ -102,32 +128,35 @@ class Generator(ResponseGenerator):
 
     def _generate(self) -> None:
         stream = mx.default_stream(mx.default_device())
-        decoder = self._make_decoder(stream)
+        decoder = self._renew(stream)
         while not self._stop:
             self._receive(decoder)
-            for job in [job for job in self.jobs if job.cancelled]:
+            for job in [job for job in self.jobs if job.cancelled or job.is_gone()]:
                 decoder.remove(job)
             if not len(decoder):
                 continue
-            if self.cli_args.prompt_cache_bytes is not None:
-                self.store.make_room(self.cli_args.prompt_cache_bytes - decoder.nbytes)
             try:
                 decoder.step()
+                if self.cli_args.prompt_cache_bytes is not None:
+                    self.store.make_room(self.cli_args.prompt_cache_bytes - decoder.nbytes)
             except ROUND_ERRORS as error:
                 logging.exception("The round failed.")
                 self._fail_all(error)
-                decoder = self._make_decoder(stream)
+                decoder = self._renew(stream)
             if not len(decoder) and not decoder.loop.guard.on:
                 # A drafter that failed gets another chance with the next request.
-                decoder = self._make_decoder(stream)
+                decoder = self._renew(stream)
         self._fail_all(ApiError(503, "The server is shutting down."))
         # What belongs to this thread goes before it: at its exit MLX would race with the process's.
         self.model_provider.reset()
-        del decoder, self.store.lru, self.prompt_cache
+        del decoder
+        self.decoder = None
+        self.store.make_room(0)
         mx.synchronize(stream)
         mx.clear_streams()
 
-    def _make_decoder(self, stream: Any) -> BatchDecoder:
+    def _renew(self, stream: Any) -> BatchDecoder:
+        """Make a decoder without any answers in it."""
         args, provider = self.cli_args, self.model_provider
         self.stats.fallback = None
         mx.clear_cache()
@@ -142,7 +171,7 @@ class Generator(ResponseGenerator):
             block_size=args.block_size,
             verify_width=args.verify_width,
         )
-        return BatchDecoder(
+        self.decoder = BatchDecoder(
             loop,
             provider.tokenizer.eos_token_ids,
             batch_size=self.batch_size,
@@ -150,6 +179,11 @@ class Generator(ResponseGenerator):
             prefill_batch_size=args.prompt_concurrency,
             on_finish=self._finished,
         )
+        return self.decoder
+
+    def _decoding(self) -> int:
+        decoder = self.decoder
+        return 0 if decoder is None else len(decoder.active) + len(decoder.joining)
 
     def _receive(self, decoder: BatchDecoder) -> None:
         """Take what has been submitted; wait for it if there is nothing to do."""
@@ -166,6 +200,8 @@ class Generator(ResponseGenerator):
     def _finished(self, answer: Answer) -> None:
         assert isinstance(answer, Job)
         self.jobs.discard(answer)
+        if answer.outcome is not None:
+            self.metrics.count(answer.outcome)
 
     def _fail_all(self, error: Exception) -> None:
         for job in self.jobs:

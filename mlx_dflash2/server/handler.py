@@ -9,6 +9,7 @@ from typing import Any
 
 from mlx_lm.server import APIHandler
 
+from . import metrics
 from .access import Access
 from .connection import decode_json, is_gone, linger, read_body
 from .errors import ApiError
@@ -23,6 +24,7 @@ from .schema import Defaults, parse_request
 LOOK_SECONDS, KEEPALIVE_SECONDS = 0.25, 5.0
 CHATS = ("/v1/chat/completions", "/chat/completions")
 TEXTS = ("/v1/completions", "/completions")
+PLACES = ("/health", "/v1/models", "/models", "/metrics")
 
 
 class ClientGone(Exception):
@@ -41,6 +43,8 @@ class Handler(APIHandler):
     """
 
     server_version, sys_version = "mlx_dflash2", ""
+    # Of a line that is no request at all; before it, answers have no headers.
+    default_request_version = "HTTP/1.0"
     timeout = SOCKET_SECONDS
     response_generator: Generator
 
@@ -73,6 +77,7 @@ class Handler(APIHandler):
             "/health": self.handle_health_check,
             "/v1/models": self.handle_models_request,
             "/models": self.handle_models_request,
+            "/metrics": self.handle_metrics,
         }
         found = routes.get(self.route)
         if found is None and self.route.startswith("/v1/models/"):
@@ -86,7 +91,7 @@ class Handler(APIHandler):
         if self.route in CHATS + TEXTS:
             self._answer(self.handle_generation)
         else:
-            self._answer(self._refuse_route(("/v1/models", "/health"), "GET"))
+            self._answer(self._refuse_route(PLACES, "GET"))
 
     def handle_generation(self) -> None:
         """Generate, and send the answer whole or in chunks."""
@@ -99,7 +104,7 @@ class Handler(APIHandler):
         provider.check_model(request.model)
         logging.debug("Request: %s", body.decode())
         with self.queue.place():
-            job = self.response_generator.prepare(request)
+            job = self.response_generator.prepare(request, lambda: is_gone(self.connection))
             name = request.model if request.model not in (None, DEFAULT_MODEL) else provider.name
             reply = Reply(request, name, self.system_fingerprint, provider.tokenizer)
             self.response_generator.submit(job)
@@ -123,6 +128,11 @@ class Handler(APIHandler):
         provider = self.response_generator.model_provider
         provider.check_model(self.route.removeprefix("/v1/models/"))
         self._send_json(self._model())
+
+    def handle_metrics(self) -> None:
+        """Tell what has been counted."""
+        text = self.response_generator.metrics.text()
+        self._send(HTTPStatus.OK, text, {"Content-Type": metrics.CONTENT_TYPE})
 
     def _model(self) -> dict[str, Any]:
         provider = self.response_generator.model_provider
@@ -257,9 +267,11 @@ class Handler(APIHandler):
         self._send_error(ApiError(code, text))
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Log a line about the request, without what it says."""
+        """Count the request, and log a line about it without what it says."""
         status = code.value if isinstance(code, HTTPStatus) else code
         route = self.route if hasattr(self, "path") else None
+        known = route if route in (*CHATS, *TEXTS, *PLACES) else "other"
+        self.response_generator.metrics.count_request(known, int(status))
         logging.info("%s %r %s", getattr(self, "command", None), route, status)
 
     def log_error(self, format: str, *args: Any) -> None:

@@ -1,7 +1,7 @@
 """One request on its way through the batch: tokens in, pieces of text out."""
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -76,6 +76,11 @@ class Outcome:
     prompt_time: float
     generation_time: float
 
+    @property
+    def is_removed(self) -> bool:
+        """Whether the client did not wait for the end."""
+        return self.finish_reason == REMOVED
+
 
 class Job(Answer):
     """A request and its answer.
@@ -89,10 +94,12 @@ class Job(Answer):
         tokenizer (TokenizerWrapper): The target's tokenizer.
         max_tokens (int): The most tokens to generate.
         special_tokens (list of int): Those that XTC leaves alone.
+        is_gone (callable): Whether the client has hung up.
 
     Attributes:
         events (SimpleQueue): A :class:`Piece` a round, and at last an :class:`Outcome` or the
             exception that ended it.
+        outcome (Outcome, optional): What it took, once it has ended.
         cancelled (bool): Whether nobody waits for the answer any more.
     """
 
@@ -103,15 +110,17 @@ class Job(Answer):
         tokenizer: TokenizerWrapper,
         max_tokens: int,
         special_tokens: list[int],
+        is_gone: Callable[[], bool] = lambda: False,
     ):
         self.request, self.all_tokens, self.places = request, prompt.tokens, prompt.places
         self.special_tokens, self.left = special_tokens, max_tokens
         self.events: SimpleQueue[Piece | Outcome | BaseException] = SimpleQueue()
-        self.cancelled, self.keeps_caches = False, True
+        self.cancelled, self.is_gone, self.keeps_caches = False, is_gone, True
         self.text = TextStream(tokenizer, StopStrings(request.stop))
         self.machine = None if prompt.machine is None else prompt.machine.make_state(prompt.state)
         self.read, self.tokens, self.ends = 0, [], []
         self.finish_reason, self.history = None, None
+        self.outcome: Outcome | None = None
         self.cached, self.begun_at, self.first_at = 0, 0.0, 0.0
 
     def cancel(self) -> None:
@@ -182,18 +191,17 @@ class Job(Answer):
             self.store.keep(covered, sequence.caches, context, "assistant", own=True)
         now = time.perf_counter()
         first = self.first_at or now
-        self.events.put(
-            Outcome(
-                self.finish_reason or REMOVED,
-                len(self.all_tokens),
-                self.cached,
-                len(self.tokens),
-                sequence.stats,
-                loop.stats.fallback if sequence.drafts else None,
-                first - self.begun_at,
-                now - first,
-            )
+        self.outcome = Outcome(
+            self.finish_reason or REMOVED,
+            len(self.all_tokens),
+            self.cached,
+            len(self.tokens),
+            sequence.stats,
+            loop.stats.fallback if sequence.drafts else None,
+            first - self.begun_at,
+            now - first,
         )
+        self.events.put(self.outcome)
 
     def fail(self, error: BaseException) -> None:
         """End it without an answer."""

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import LRUPromptCache, can_trim_prompt_cache, trim_prom
 
 from ..decode.session import Session
 from ..drafter.model import Proposer
+from .spill import PromptFolder
 
 
 class ContextCache:
@@ -57,10 +58,11 @@ class PromptStore:
     Args:
         lru (LRUPromptCache): Holds the entries; only one thread may use it at a time.
         model_key: Names the pair.
+        folder (PromptFolder, optional): Keeps the entries on disk, too.
     """
 
-    def __init__(self, lru: LRUPromptCache, model_key: Any):
-        self.lru, self.model_key = lru, model_key
+    def __init__(self, lru: LRUPromptCache, model_key: Any, folder: PromptFolder | None = None):
+        self.lru, self.model_key, self.folder = lru, model_key, folder
 
     def fetch(self, tokens: Sequence[int]) -> tuple[StoredSession | None, int]:
         """Find the longest stored prefix of a prompt that leaves at least one token of it.
@@ -68,19 +70,29 @@ class PromptStore:
         Returns:
             tuple: A session of its own, or ``None``, and the number of tokens that it covers.
         """
-        entry, rest = self.lru.fetch_nearest_cache(self.model_key, list(tokens))
-        if entry is not None and not rest:
-            if can_trim_prompt_cache(entry):
-                trim_prompt_cache(entry, 1)
-                rest = [tokens[-1]]
-            elif len(tokens) > 1:
-                # An entry of the whole prompt that cannot be cut is of no use: look for a shorter.
-                entry, rest = self.lru.fetch_nearest_cache(self.model_key, list(tokens[:-1]))
-                rest = [*rest, tokens[-1]]
+        entry, count = self._fetch_entry(list(tokens))
+        if self.folder is not None:
+            cache = self.folder.find(tokens, more_than=count)
+            if cache is not None:
+                return StoredSession(cache.caches, cache.context), len(cache)
         if entry is None:
             return None, 0
         *caches, context = entry
-        return StoredSession(caches, context.context), len(tokens) - len(rest)
+        return StoredSession(caches, context.context), count
+
+    def _fetch_entry(self, tokens: list[int]) -> tuple[list[Any] | None, int]:
+        entry, rest = self.lru.fetch_nearest_cache(self.model_key, tokens)
+        if entry is not None and not rest:
+            if can_trim_prompt_cache(entry):
+                trim_prompt_cache(entry, 1)
+                rest = tokens[-1:]
+            elif len(tokens) > 1:
+                # An entry of the whole prompt that cannot be cut is of no use: look for a shorter.
+                entry, rest = self.lru.fetch_nearest_cache(self.model_key, tokens[:-1])
+                rest = [*rest, tokens[-1]]
+            else:
+                entry = None
+        return entry, 0 if entry is None else len(tokens) - len(rest)
 
     def keep(
         self, tokens: Sequence[int], caches: list[Any], context: Any, kind: str, own: bool
@@ -97,8 +109,10 @@ class PromptStore:
         entry = [*caches, ContextCache(context, len(tokens))]
         if not own:
             entry = copy.deepcopy(entry)
-        mx.eval([cache.state for cache in entry[:-1]], getattr(context, "state", []))
+        mx.eval([cache.state for cache in entry[:-1]], getattr(entry[-1].context, "state", []))
         self.lru.insert_cache(self.model_key, list(tokens), entry, cache_type=kind)
+        if self.folder is not None:
+            self.folder.write(list(tokens), entry[:-1], entry[-1].context)
 
     def make_room(self, nbytes: int) -> None:
         """Drop entries until they take at most so many bytes."""

@@ -14,8 +14,8 @@ def serve(model_folders):
     """Starts servers with options of their own, and stops them."""
     servers = []
 
-    def start(*args, folders=model_folders):
-        servers.append(Served(folders, *args))
+    def start(*args, folders=model_folders, drafter=None):
+        servers.append(Served(folders, *args, drafter=drafter))
         return servers[-1]
 
     yield start

@@ -23,7 +23,7 @@ OTHER_DEFAULTS = {
 }
 # Flags that mlx_lm.server does not have.
 OWN = {"--draft-bits", "--block-size", "--verify-width", "--allowed-hosts", "--api-key"}
-OWN |= {"--max-queue"}
+OWN |= {"--max-queue", "--prompt-cache-dir", "--prompt-cache-dir-bytes"}
 REFUSED = {"--pipeline"}
 
 

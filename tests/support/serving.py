@@ -17,14 +17,22 @@ TIMEOUT = 60
 
 
 class Served:
-    """The service in this process, on a port that the system chooses."""
+    """The service in this process, on a port that the system chooses.
 
-    def __init__(self, folders, *args):
-        models = ["--model", str(folders / "target"), "--draft-model", str(folders / "drafter")]
+    Without folders it is the embedded pair; ``drafter`` takes the place of the pair's own.
+    """
+
+    def __init__(self, folders, *args, drafter=None):
+        models = []
+        if folders is not None:
+            models = ["--model", str(folders / "target")]
+            models += ["--draft-model", str(folders / "drafter")]
         self.args = setup_arg_parser().parse_args([*models, "--port", "0", *map(str, args)])
         prepare_arguments(self.args)
         self.provider = PairProvider(self.args)
         self.provider.load_default()
+        if drafter is not None:
+            self.provider.draft_model = drafter
         self.service = Service(self.args, self.provider)
         self.port = self.service.http.server_address[1]
         self.closed = False
