@@ -220,8 +220,8 @@ def checksum(path: Path) -> str:
 
 def identity(model: nn.Module) -> str:
     """Tells targets apart whose caches are not interchangeable: by config and some weights."""
-    parameters = [(name, x) for name, x in tree_flatten(model.parameters()) if x.size]
-    shapes = [(name, x.shape, str(x.dtype)) for name, x in parameters]
-    some = mx.concatenate([x.reshape(-1)[:16].astype(mx.float32) for _, x in parameters])
+    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    shapes = [(name, x.shape, str(x.dtype)) for name, x in parameters.items()]
+    some = mx.concatenate([x.reshape(-1)[:16].astype(mx.float32) for x in parameters.values()])
     text = repr((getattr(model, "args", None), shapes)).encode()
     return hashlib.sha256(text + np.array(some).tobytes()).hexdigest()[:32]
