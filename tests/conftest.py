@@ -4,10 +4,27 @@ import sys
 import mlx.core as mx
 import mlx_lm
 import pytest
+from support import NO_CLANG, WHAT_THE_BENCH_NEEDS
 from support.saved_models import save_drafter, save_target
+from support.tiny import drafter_config
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.pairs.load import Pair
+
+
+def pytest_collection_modifyitems(items):
+    """Give slow tests a timeout of their own."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say once what the tests of the Metal kernels would have needed."""
+    skipped = terminalreporter.stats.get("skipped", ())
+    if count := sum(NO_CLANG in report.longrepr[2] for report in skipped):
+        terminalreporter.section("Metal kernels were not tested", yellow=True)
+        terminalreporter.line(f"{count} tests were skipped: {WHAT_THE_BENCH_NEEDS}.")
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +38,7 @@ def model_folders(tmp_path_factory):
     path = tmp_path_factory.mktemp("models")
     save_target(path / "target")
     save_target(path / "raw", chat_template=None)
-    save_drafter(path / "drafter")
+    save_drafter(path / "drafter", drafter_config(block_size=4))
     (path / "empty").mkdir()
     (path / "config-only").mkdir()
     (path / "config-only" / "config.json").write_text('{"model_type": "qwen3"}')

@@ -81,10 +81,11 @@ def test_wheel_puts_the_commands_on_path(wheel):
     scripts = dict(parser["console_scripts"])
     assert scripts == PROJECT["scripts"]
     assert {"mlx_dflash2", "mlx_dflash2.generate"} <= set(scripts)
+    lines = []
     for target in scripts.values():
         module, _, function = target.partition(":")
-        code = f"from {module} import {function}; assert callable({function})"
-        run_python(code)
+        lines.append(f"from {module} import {function}; assert callable({function})")
+    run_python("\n".join(lines))
 
 
 def test_sdist_builds_the_same_wheel(sdist, wheel, tmp_path):
@@ -107,6 +108,26 @@ def test_versions_agree():
     command = [Path(sys.executable).parent / "mlx_dflash2", "--version"]
     assert run(command).stdout == f"{mlx_dflash2.__version__}\n"
     assert re.fullmatch(r"\d+\.\d+\.\d+", mlx_dflash2.__version__)
+
+
+@pytest.mark.parametrize("first", ["mlx_dflash2", "mlx_dflash2.generate.command"])
+def test_public_names_are_imported_when_they_are_used(first):
+    """The function `generate` is found by its name, whether or not its command was imported."""
+    code = (
+        "import importlib, sys, mlx_dflash2\n"
+        "assert 'mlx.core' not in sys.modules and 'mlx_lm' not in sys.modules\n"
+        f"importlib.import_module({first!r})\n"
+        "for name in mlx_dflash2.__all__:\n"
+        "    assert getattr(mlx_dflash2, name).__class__.__name__ != 'module', name\n"
+        "from mlx_dflash2 import generate as function, generate\n"
+        "from mlx_dflash2.generate import dflash_generate_step, generate as same\n"
+        "assert mlx_dflash2.generate is function is same and callable(function)\n"
+        "try:\n"
+        "    mlx_dflash2.no_such_name\n"
+        "except AttributeError as error:\n"
+        "    print(error)"
+    )
+    assert run_python(code) == "module 'mlx_dflash2' has no attribute 'no_such_name'\n"
 
 
 def run(command, **environment):

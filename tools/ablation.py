@@ -21,12 +21,12 @@ import numpy as np
 from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.drafter.variants import parameters, without_selector
 from mlx_dflash2.evaluation.plots import line_plot
-from mlx_dflash2.evaluation.prompts import Prompt
-from mlx_dflash2.train.arguments import parse
+from mlx_dflash2.evaluation.prompts import Prompt, encode
 from mlx_dflash2.train.chain import Chain, chain
 from mlx_dflash2.train.corpus import Corpus
-from mlx_dflash2.train.data import generate
-from mlx_dflash2.train.evaluate import acceptance, decode, interval
+from mlx_dflash2.train.data import write_answers
+from mlx_dflash2.train.evaluate import acceptance, answer_prompts, interval
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.taps import CachedTaps, write_taps
@@ -70,7 +70,7 @@ def train(
         depth = 2 * layers if name == "deep" else layers
         path = Path(folder) / name
         own = [*own, "--num-layers", str(depth), "--output-path", str(path)]
-        drafter = _trained(path, [*options, *own]).trained()[0]
+        drafter = _trained(path, [*options, *own]).training.trained()[0]
         if name == "deep":
             drafters["DFlash, twice the layers"] = drafter
             continue
@@ -121,11 +121,11 @@ def measure(
         drafter with ``gain_interval`` of the same kind; ``decoding`` by temperature as
         :func:`.evaluate.acceptance`; and ``round_ms``, milliseconds of a round at temperature 0.
     """
-    model, tokenizer = run.loaded
+    model, tokenizer = run.inputs.loaded
     layers = next(iter(drafters.values())).target_layer_ids
-    folder, about = run.folder / "held_out_taps", {"model": run.name}
+    folder, about = run.folder / "held_out_taps", {"model": run.inputs.name}
     about["dequantize"] = run.args.dequantize
-    write_taps(run.target, held_out, layers, folder, final=False, **about)
+    write_taps(run.inputs.target, held_out, layers, folder, final=False, **about)
     source = CachedTaps(folder, held_out, final=False, layers=layers)
     texts = np.linspace(0, len(held_out) - 1, num_decoded).round().astype(int)
     prompts = [
@@ -134,7 +134,7 @@ def measure(
     ]
     found, first = {}, None
     for name, drafter in drafters.items():
-        counts = chain(drafter, run.target, held_out, source, range(len(held_out)))
+        counts = chain(drafter, run.inputs.target, held_out, source, range(len(held_out)))
         first = counts if first is None else first
         result = {
             "parameters": sum(x.size for x in parameters(drafter).values()),
@@ -142,7 +142,7 @@ def measure(
             "decoding": {},
         }
         for temp in (0.0, 1.0):
-            answers = decode(
+            answers = answer_prompts(
                 model, tokenizer, drafter, prompts, max_tokens=max_tokens, temp=temp, seed=1
             )
             result["decoding"][f"{temp:g}"] = acceptance(answers)
@@ -213,10 +213,10 @@ def main(folder: Path) -> None:
 
     drafters = train(folder / "ablation", options, layers=2, start=start)
     run = Run(parse([*options, "--output-path", str(folder / "ablation")]))
-    prompts = built_in("held_out", seed=0, count=110)
-    held_out = generate(
-        *run.loaded, prompts, folder / "held_out", name=run.name, max_tokens=96, batch_size=110
-    )
+    model, tokenizer = run.inputs.loaded
+    options = {"name": run.inputs.name, "max_tokens": 96, "batch_size": 110}
+    prompts = encode(built_in("held_out", seed=0, count=110), tokenizer)
+    held_out = write_answers(model, tokenizer, prompts, folder / "held_out", **options)
     found = measure(drafters, run, held_out, num_decoded=22, max_tokens=48)
     print(table(found))
     save(found, RESULTS)

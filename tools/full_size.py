@@ -18,16 +18,15 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.generate import generate_step
 
-from mlx_dflash2.benchmark.arms import num_bytes
-from mlx_dflash2.checkpoint.files import Stored
-from mlx_dflash2.checkpoint.tensors import quantise
+from mlx_dflash2.checkpoint.tensors import quantize
 from mlx_dflash2.decode.stats import Stats
+from mlx_dflash2.doctor.counted_reads import counted_bytes
 from mlx_dflash2.doctor.plan import Plan
-from mlx_dflash2.doctor.touched import touched_bytes
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.model import Drafter
-from mlx_dflash2.evaluation.machine import environment
+from mlx_dflash2.evaluation.machine import environment, num_bytes
 from mlx_dflash2.generate import dflash_generate_step
+from mlx_dflash2.targets import bind
 
 RESULTS = Path(__file__).parents[1] / "examples" / "results"
 
@@ -85,7 +84,6 @@ QWEN3_8_27B_DRAFTER = {
     },
 }
 BITS, GROUP_SIZE = 4, 64
-_NAMES = {mx.float32: "F32", mx.bfloat16: "BF16", mx.uint32: "U32"}
 
 
 def build_target(config: dict[str, Any]) -> nn.Module:
@@ -103,7 +101,7 @@ def build_target(config: dict[str, Any]) -> nn.Module:
 def build_drafter(config: dict[str, Any]) -> Drafter:
     """A drafter with random weights, its large matrices in 4 bits."""
     drafter = Drafter(DrafterArgs.from_dict(config))
-    quantise(drafter, BITS, GROUP_SIZE)
+    quantize(drafter, BITS, GROUP_SIZE)
     return fill(drafter)
 
 
@@ -137,12 +135,6 @@ def _random(name: str, like: mx.array, width: int) -> mx.array:
     if like.ndim == 1:
         return mx.ones(like.shape) if name == "weight" else mx.zeros(like.shape)
     return mx.random.normal(like.shape) * like.shape[-1] ** -0.5
-
-
-def headers(model: nn.Module) -> dict[str, Stored]:
-    """What a checkpoint's headers would say of a model."""
-    parameters = tree_flatten(model.parameters())
-    return {name: Stored(_NAMES[value.dtype], value.shape) for name, value in parameters}
 
 
 def run(
@@ -184,11 +176,11 @@ def run(
     steps = generate_step(mx.array(prompt), model, max_tokens=len(tokens))
     plain = [token for token, _ in steps]
     device = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    plan = Plan(target_config, drafter.args, headers(model), headers(drafter), 4, device)
+    plan = Plan(bind(model), drafter, device)
     return results | {
         "peak_memory": mx.get_peak_memory(),
         "round_bytes_estimated": plan.round(drafter.block_size, len(prompt)).weights,
-        "round_bytes_read": touched_bytes(model, drafter, prompt, drafter.block_size),
+        "round_bytes_read": counted_bytes(model, drafter, prompt, drafter.block_size),
         "tokens": tokens,
         "plain_tokens": plain,
         "equal": tokens == plain,
@@ -205,8 +197,15 @@ def _decode(
 ) -> list[int]:
     """The tokens of the prompt's pass and of some whole rounds."""
     tokens, own, start = [], 0, time.perf_counter()
+    # A given width is not adapted: on this machine drafting would be switched off.
+    width = drafter.block_size
     steps = dflash_generate_step(
-        mx.array(prompt), model, drafter, max_tokens=(rounds + 1) * drafter.block_size, stats=stats
+        mx.array(prompt),
+        model,
+        drafter,
+        max_tokens=(rounds + 1) * width,
+        verify_width=width,
+        stats=stats,
     )
     with closing(steps):
         for token, _, from_draft in steps:
@@ -220,7 +219,7 @@ def _decode(
 
 
 def count_parameters(drafter_config: dict[str, Any]) -> int:
-    """Numbers in a drafter's checkpoint, before any quantisation."""
+    """Numbers in a drafter's checkpoint, before any quantization."""
     drafter = Drafter(DrafterArgs.from_dict(drafter_config))
     return sum(value.size for _, value in tree_flatten(drafter.parameters()))
 

@@ -7,26 +7,27 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
-from mlx.utils import tree_flatten
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..decode.defaults import PREFILL_STEP_SIZE
 from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
+from ..evaluation.machine import num_bytes
 
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What all arms share; ``prefill_step_size`` is in tokens."""
+class BenchSettings:
+    """Options that all arms share."""
 
     max_tokens: int = 128
     top_p: float = 0.0
     top_k: int = 0
-    prefill_step_size: int = 2048
+    prefill_step_size: int = PREFILL_STEP_SIZE
     seed: int = 0
 
 
@@ -35,12 +36,12 @@ class Arm:
     """One way of decoding the target.
 
     Attributes:
-        name (str): Unique among the arms; without the temperature.
-        temperature (float): 0 is greedy.
-        drafter (Drafter, optional): None decodes plainly, or with ``draft_lm``.
+        name (str): Unique among the arms, without the temperature.
+        temperature (float): 0 decodes greedily.
+        drafter (Drafter, optional): For DFlash.
         draft_lm (nn.Module, optional): A small language model for mlx-lm's own speculation.
-        num_draft_tokens (int): Its drafts a round.
-        verify_width (int, optional): Rows that the target verifies; the block by default.
+        num_draft_tokens (int): Its drafts per round.
+        verify_width (int, optional): Rows that the target verifies. Default: the block.
     """
 
     name: str
@@ -61,14 +62,14 @@ class Arm:
 
     @property
     def rows(self) -> int:
-        """Rows of a verify pass, 1 of plain decoding."""
+        """Rows of a verify pass; 1 for plain decoding."""
         if self.draft_lm is not None:
             return self.num_draft_tokens + 1
         return 1 if self.drafter is None else self.verify_width or self.drafter.block_size
 
     @property
     def draft_bytes(self) -> int:
-        """Bytes of the weights that this arm needs beside the target's."""
+        """Bytes of the weights that this arm needs besides the target's."""
         model = self.drafter if self.drafter is not None else self.draft_lm
         return 0 if model is None else num_bytes(model)
 
@@ -77,25 +78,21 @@ class Arm:
         model: nn.Module,
         tokenizer: TokenizerWrapper,
         prompt: list[int],
-        settings: Settings,
+        settings: BenchSettings,
         stats: Stats,
     ) -> Iterator[GenerationResponse]:
-        """Decode one prompt; ``stats`` is filled where a DFlash drafter is used."""
-        sampling: dict[str, Any] = {}
+        """Decode one prompt; only DFlash fills in ``stats``."""
+        names = "max_tokens", "prefill_step_size"
+        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
         if self.temperature > 0:
             mx.random.seed(settings.seed)
             sampler = make_sampler(self.temperature, top_p=settings.top_p, top_k=settings.top_k)
-            sampling = {"sampler": sampler}
-        options = sampling | {
-            "max_tokens": settings.max_tokens,
-            "prefill_step_size": settings.prefill_step_size,
-        }
+            options["sampler"] = sampler
         if self.drafter is not None:
             options |= {"draft_model": self.drafter, "verify_width": self.verify_width}
             return stream_generate(model, tokenizer, prompt, stats=stats, **options)
         if self.draft_lm is not None:
-            drafts = {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
-            options |= drafts
+            options |= {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
         return mlx_lm.stream_generate(model, tokenizer, prompt, **options)
 
 
@@ -106,17 +103,15 @@ def make_arms(
     draft_lm: nn.Module | None = None,
     num_draft_tokens: int = 3,
 ) -> list[Arm]:
-    """Every combination that tells something, plain decoding first at each temperature.
+    """Make the arms to compare, plain decoding first at each temperature.
 
     Args:
         drafters (dict): By the name of their arm.
-        temperatures (list of float): 0 is greedy.
-        verify_widths (list): ``None`` for a drafter's own block; a width beyond it is left out.
-        draft_lm (nn.Module, optional): For mlx-lm's own speculation.
-        num_draft_tokens (int): Its drafts a round.
+        temperatures, draft_lm, num_draft_tokens: As of :class:`Arm`.
+        verify_widths (list): ``None`` is a drafter's own block; larger widths are left out.
 
     Raises:
-        ValueError: if no drafter has a block of some width.
+        ValueError: if a width is larger than every drafter's block.
     """
     most = max(drafter.block_size for drafter in drafters.values())
     for width in verify_widths:
@@ -128,7 +123,7 @@ def make_arms(
         if draft_lm is not None:
             arms.append(Arm("mlx-lm draft model", temperature, None, draft_lm, num_draft_tokens))
         for name, drafter in drafters.items():
-            # Without its selector a drafter drafts the same tokens at every temperature.
+            # Without its selector, a drafter drafts the same tokens at every temperature.
             if temperature != temperatures[0] and lacks_selector(drafter):
                 continue
             for width in verify_widths:
@@ -139,10 +134,5 @@ def make_arms(
 
 
 def lacks_selector(drafter: Drafter) -> bool:
-    """Whether the selector of a DFlash 2 drafter was left out."""
+    """Tell whether the selector of a DFlash 2 drafter was left out."""
     return drafter.args.generation == 2 and not drafter.args.has_selector
-
-
-def num_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters."""
-    return sum(value.nbytes for _, value in tree_flatten(model.parameters()))

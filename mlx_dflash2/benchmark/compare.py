@@ -1,4 +1,4 @@
-"""Two benchmark results side by side, if they can be compared."""
+"""Compare the results of two benchmark runs, if they can be compared."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 from .report import number, table
 
 KIND, FORMAT = "mlx_dflash2.benchmark", 1
-# What has to be equal, else the figures are of different things.
+# Fields that have to be equal, or the figures mean different things.
 SAME = (
     ("prompts", "sha256"),
     ("models", "target", "fingerprint"),
@@ -18,13 +18,14 @@ SAME = (
     ("settings", "prefill_step_size"),
     ("settings", "adapter"),
     ("settings", "quantize_activations"),
+    ("settings", "dense"),
     ("settings", "extra_eos_token"),
 )
 FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Results that the command wrote.
+    """Read results that the command wrote.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -36,18 +37,15 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not valid JSON: {error}.") from error
     kind = (results.get("kind"), results.get("format")) if isinstance(results, dict) else None
     if kind != (KIND, FORMAT):
-        raise ValueError(f"{path} holds no results of {KIND}, format {FORMAT}.")
+        raise ValueError(f"{path} does not hold results of {KIND}, format {FORMAT}.")
     return results
 
 
 def compare(first: dict[str, Any], second: dict[str, Any]) -> str:
-    """What differs between two runs, as Markdown.
-
-    Args:
-        first, second (dict): From :func:`read`.
+    """Return what differs between two runs from :func:`read`, as Markdown.
 
     Raises:
-        ValueError: naming what has to be equal and is not.
+        ValueError: naming the field that has to be equal and is not.
     """
     for path in SAME:
         one, other = _at(first, path), _at(second, path)

@@ -1,9 +1,9 @@
-"""Running all arms on all prompts, prompt by prompt, and what one run gives."""
+"""Run all arms on all prompts, and measure each run."""
 
 import gc
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,8 +12,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
+from ..evaluation.machine import num_bytes
 from ..evaluation.prompts import Prompt
-from .arms import Arm, Settings, num_bytes
+from .arms import Arm, BenchSettings
 
 WARM_UP_TOKENS = 3
 
@@ -24,12 +25,13 @@ class Sample:
 
     Attributes:
         arm, suite (str), prompt, trial (int): Which run this is.
-        tokens (list): What was emitted.
-        prompt_tokens (int), prompt_time (float): Seconds up to the first token.
+        tokens (list): The answer's token ids.
+        prompt_tokens (int): Length of the prompt.
+        prompt_time (float): Seconds up to the first token.
         decode_time (float): Seconds from the first token to the last.
         total_time (float): Seconds of the whole call.
-        accepted (int): Tokens that a drafter, or mlx-lm's draft model, had proposed.
-        memory (int): Peak bytes: the arm's own weights and all that came on top while it ran.
+        accepted (int): Tokens that a drafter, or mlx-lm's draft model, proposed.
+        memory (int): Peak bytes: the arm's weights and whatever it allocated besides.
         rounds (int): Verify passes of mlx-lm's speculation; a DFlash arm's are in ``stats``.
         stats (dict): A DFlash arm's counters.
     """
@@ -63,14 +65,14 @@ class Sample:
 
 @dataclass
 class Bench:
-    """The models, the arms and the prompts of a benchmark; drafters by their arms' name."""
+    """The models, arms and prompts of a benchmark; drafters by the name of their arm."""
 
     model: nn.Module
     tokenizer: TokenizerWrapper
     drafters: dict[str, Drafter]
     arms: Sequence[Arm]
     prompts: Sequence[Prompt]
-    settings: Settings
+    settings: BenchSettings
     trials: int = 1
 
     @property
@@ -78,13 +80,12 @@ class Bench:
         return len(self.prompts) * self.trials * len(self.arms)
 
     def run(self, progress: Callable[[str], None] = lambda _: None) -> list[Sample]:
-        """Every arm once on a short prompt to warm up, then all in turns.
+        """Warm every arm up on a short prompt, then run all of them in turns.
 
-        The arms take turns on every prompt, and each trial starts with another one, so that what
-        changes on the machine meanwhile meets all of them.
+        The arms take turns on every prompt, and each trial starts with another arm, so that drift
+        of the machine affects all of them alike.
 
-        Args:
-            progress (callable): Called with a description before each run.
+        ``progress`` is called with a description before each run.
         """
         for arm in self.arms:
             progress(f"warm-up, {arm.label}")
@@ -103,18 +104,16 @@ class Bench:
     def _run_one(
         self, arm: Arm, prompt: Prompt, index: int, trial: int, max_tokens: int | None = None
     ) -> Sample:
-        settings = self.settings
-        settings = Settings(**asdict(settings) | {"seed": settings.seed + trial})
+        settings = replace(self.settings, seed=self.settings.seed + trial)
         if max_tokens is not None:
-            settings = Settings(**asdict(settings) | {"max_tokens": max_tokens})
-        stats, tokens, drafted = Stats(), [], []
+            settings = replace(settings, max_tokens=max_tokens)
+        stats, tokens, drafted = Stats(), list[int](), list[bool]()
         mx.clear_cache()
         mx.reset_peak_memory()
         before = mx.get_active_memory()
         start = first = last = time.perf_counter()
-        for response in arm.stream(
-            self.model, self.tokenizer, list(prompt.tokens), settings, stats
-        ):
+        ids = list(prompt.tokens)
+        for response in arm.stream(self.model, self.tokenizer, ids, settings, stats):
             last = time.perf_counter()
             first = last if not tokens else first
             tokens.append(response.token)
@@ -139,12 +138,10 @@ class Bench:
 
 
 def rounds_of(drafted: Sequence[bool]) -> int:
-    """Rounds of mlx-lm's speculation that gave an answer.
+    """Count the rounds of mlx-lm's speculation in an answer.
 
-    Each ends with a token of the target's own, but for a last one that ends in a draft: one that
-    ends the answer, or is the last token asked for.
-
-    Args:
-        drafted (sequence of bool): Of each token whether the draft model had proposed it.
+    Every round ends with a token of the target's own, except a last one that ends in a draft: at
+    the end of the answer, or at the token limit. ``drafted`` tells for each token whether the
+    draft model proposed it.
     """
     return len(drafted) - sum(drafted) + (bool(drafted) and drafted[-1])

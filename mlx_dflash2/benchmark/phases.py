@@ -1,10 +1,11 @@
-"""Where a round's time goes: a pass of its own that waits for every phase.
+"""Time the phases of a round, in a separate pass that waits for each of them.
 
-Waiting takes away what the device could have overlapped, so the phases tell shares; how long a
-round really takes comes from the runs that nothing disturbs.
+Waiting removes overlap on the device, so phases show shares only. The time of a round comes from
+the ordinary runs.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,13 +17,14 @@ from ..decode.kv_quantization import KVQuantization
 from ..decode.loop import Loop
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
-from .arms import Arm, Settings
+from ..drafter.model import Drafter
+from .arms import Arm, BenchSettings
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, prompt: Sequence[int], settings: Settings
+    model: nn.Module, arm: Arm, drafter: Drafter, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
-    """Measure one answer of an arm with a DFlash drafter.
+    """Measure one answer of an arm with its DFlash drafter.
 
     Returns:
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
@@ -34,7 +36,7 @@ def time_phases(
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        arm.drafter,
+        cast(Drafter, arm.drafter),
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),
@@ -43,7 +45,7 @@ def time_phases(
         clock=clock,
     )
     sequence = loop.open(Judge(sampler, seed=settings.seed))
-    decision = loop.prefill(sequence, mx.array(prompt, mx.uint32), settings.prefill_step_size)
+    decision = loop.prefill(sequence, mx.array(list(prompt), mx.uint32), settings.prefill_step_size)
     clock.reset()
     left = settings.max_tokens
     while left > 0:

@@ -1,14 +1,17 @@
-"""The results of a benchmark as pictures."""
+"""Plot the results of a benchmark."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..decode.clock import PHASES
-from ..evaluation.plots import line_plot, new_figure
+from ..evaluation.plots import line_plot, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
-def check():
-    """Refuse early, before anything is measured.
+def check() -> None:
+    """Check that plots can be made, before anything is measured.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -17,16 +20,7 @@ def check():
 
 
 def save(results: dict[str, Any], folder: Path) -> list[Path]:
-    """Write every picture that the results have figures for.
-
-    Args:
-        results (dict): From the command.
-        folder (Path): Made if it is not there.
-
-    Returns:
-        list: The files.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write every plot that the results have figures for, and return the files."""
     figures = {
         "acceptance_by_position": _positions(results["mean"]),
         "speedup": _speedups(results["mean"]),
@@ -35,24 +29,16 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     for label, found in results.get("recall", {}).items():
         name = "".join(c if c.isalnum() else "_" for c in label)
         figures[f"recall_{name}"] = _recall(label, found)
-    written = []
-    for name, figure in figures.items():
-        if figure is not None:
-            written.append(folder / f"{name}.png")
-            figure.savefig(written[-1])
-    return written
+    return [save_figure(f, folder / f"{name}.png") for name, f in figures.items() if f is not None]
 
 
-def _positions(mean: dict[str, Any]):
-    lines = {
-        label: summary["acceptance_by_position"]
-        for label, summary in mean.items()
-        if summary.get("acceptance_by_position")
-    }
+def _positions(mean: dict[str, Any]) -> "Figure | None":
+    name = "acceptance_by_position"
+    lines = {label: summary[name] for label, summary in mean.items() if summary.get(name)}
     return line_plot("Drafts accepted, by position", lines, "share of drafts") if lines else None
 
 
-def _speedups(mean: dict[str, Any]):
+def _speedups(mean: dict[str, Any]) -> "Figure | None":
     arms = {
         label: summary
         for label, summary in mean.items()
@@ -63,22 +49,20 @@ def _speedups(mean: dict[str, Any]):
     figure = new_figure()
     axes = figure.subplots()
     values = [summary["speedup"] for summary in arms.values()]
-    spreads = [summary["speedup_spread"] for summary in arms.values()]
+    lows, highs = zip(*(summary["speedup_spread"] for summary in arms.values()), strict=True)
     errors = [
-        [max(0, value - spread[0]) for value, spread in zip(values, spreads, strict=True)],
-        [max(0, spread[1] - value) for value, spread in zip(values, spreads, strict=True)],
+        [max(0, value - low) for value, low in zip(values, lows, strict=True)],
+        [max(0, high - value) for value, high in zip(values, highs, strict=True)],
     ]
     axes.barh(list(arms), values, xerr=errors, capsize=3)
     axes.axvline(1, color="black", linewidth=1)
     axes.invert_yaxis()
-    axes.set(
-        xlabel="times the decoding speed of plain mlx-lm",
-        title="Speed-up, from the lowest to the highest run",
-    )
+    axes.set_xlabel("times the decoding speed of plain mlx-lm")
+    axes.set_title("Speed-up, from the lowest to the highest run")
     return figure
 
 
-def _round_times(phases: dict[str, Any]):
+def _round_times(phases: dict[str, Any]) -> "Figure | None":
     if not phases:
         return None
     figure = new_figure()
@@ -94,15 +78,13 @@ def _round_times(phases: dict[str, Any]):
     return figure
 
 
-def _recall(label: str, found: dict[str, Any]):
+def _recall(label: str, found: dict[str, Any]) -> "Figure":
     lines = {
         "Recall@1": found["recall_best"],
         f"Recall@{found['candidates']}": found["recall_candidates"],
     }
     if found["selector_accuracy"]:
         lines["selector, of true candidates"] = found["selector_accuracy"]
-    lines = {
-        name: [float("nan") if value is None else value for value in values]
-        for name, values in lines.items()
-    }
+    nan = float("nan")
+    lines = {k: [nan if value is None else value for value in v] for k, v in lines.items()}
     return line_plot(f"Headroom of {label}", lines, "teacher forced")

@@ -1,4 +1,4 @@
-"""The results of a benchmark as Markdown."""
+"""Report the results of a benchmark as Markdown."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,12 +9,12 @@ Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    """A figure, or a dash where there is none."""
+    """Format a figure; ``None`` becomes a dash."""
     return "–" if value is None else f"{value:.{digits}f}"
 
 
 def with_spread(summary: dict[str, Any], name: str, unit: str = "") -> str:
-    """A median, the lowest and the highest."""
+    """Format a median with the lowest and the highest value."""
     value, spread = summary.get(name), summary.get(f"{name}_spread")
     if value is None or spread is None:
         return number(value)
@@ -22,7 +22,7 @@ def with_spread(summary: dict[str, Any], name: str, unit: str = "") -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -40,9 +40,10 @@ COLUMNS: Columns = (
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The whole report."""
+    """Format the whole report."""
     parts = [_heading(results), _mean_table(results), _suite_table(results)]
-    parts += [_positions(results), _phases(results), _parity(results), _recall(results)]
+    parts += [_positions(results), _phases(results), _parity(results)]
+    parts += [recall_markdown(*item) for item in results.get("recall", {}).items()]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -61,15 +62,12 @@ def _heading(results: dict[str, Any]) -> str:
 
 def _mean_table(results: dict[str, Any]) -> str:
     header = ["mean of the suites", *(name for name, _ in COLUMNS)]
-    rows = [
-        [label, *(show(summary) for _, show in COLUMNS)]
-        for label, summary in results["mean"].items()
-    ]
-    return table(header, rows)
+    means = results["mean"].items()
+    return table(header, [[label, *(show(mean) for _, show in COLUMNS)] for label, mean in means])
 
 
 def _suite_table(results: dict[str, Any]) -> str:
-    """Acceptance length and decode speed-up, one row an arm, one column a suite."""
+    """Format acceptance length and decode speed-up: a row for each arm, a column for each suite."""
     suites = results["suites"]
     rows = []
     for label in results["mean"]:
@@ -105,16 +103,14 @@ def _phases(results: dict[str, Any]) -> str:
     rows = []
     for label, seconds in phases.items():
         summary = results["mean"][label]
-        seconds_a_round = summary.get("round_seconds")
-        round_time = number(seconds_a_round and seconds_a_round * 1e3, 1)
+        undisturbed = summary.get("round_seconds")
+        times = [*(seconds[name] for name in PHASES), undisturbed]
         reads = number(summary.get("host_reads_per_round"))
-        rows.append(
-            [label, *(number(seconds[name] * 1e3, 1) for name in PHASES), round_time, reads]
-        )
+        rows.append([label, *(number(time and time * 1e3, 1) for time in times), reads])
     header = ["ms a round", *PHASES, "undisturbed round", "host reads a round"]
     text = (
-        "The phases come from a pass of its own, which waits for the device after each of them and "
-        "so disturbs what it measures; the undisturbed round is the runs' own."
+        "The phases come from a separate pass that waits for the device after each of them and "
+        "so disturbs what it measures; the undisturbed round is from the ordinary runs."
     )
     return f"{table(header, rows)}\n\n{text}"
 
@@ -137,29 +133,22 @@ def _difference(entry: dict[str, Any]) -> str:
     )
 
 
-def _recall(results: dict[str, Any]) -> str:
-    return "\n\n".join(
-        recall_markdown(label, found) for label, found in results.get("recall", {}).items()
-    )
-
-
 def recall_markdown(label: str, found: dict[str, Any]) -> str:
-    """The headroom table of one drafter."""
+    """Format the recall table of one drafter."""
+    columns = {
+        "Recall@1": ("recall_best", "acceptance_best"),
+        f"Recall@{found['candidates']} (oracle)": ("recall_candidates", "acceptance_oracle"),
+        "selector, of true candidates": ("selector_accuracy", "acceptance_path"),
+    }
     rows = [
-        ["Recall@1", *map(number, found["recall_best"]), number(found["acceptance_best"])],
-        [
-            f"Recall@{found['candidates']} (oracle)",
-            *map(number, found["recall_candidates"]),
-            number(found["acceptance_oracle"]),
-        ],
+        [name, *map(number, [*found[rates], found[length]])]
+        for name, (rates, length) in columns.items()
+        if found[rates]
     ]
-    if found["selector_accuracy"]:
-        accuracy = map(number, found["selector_accuracy"])
-        rows.append(["selector, of true candidates", *accuracy, number(found["acceptance_path"])])
     positions = map(str, range(1, len(found["recall_best"]) + 1))
     text = (
-        f"Teacher forced at {found['anchors']} anchors of the target's own text. Recall counts "
-        "where all rows before were right. The lengths are means over evenly spaced anchors, which "
-        "are kinder than those that decoding lands on: compare them with one another only."
+        f"Teacher forced at {found['anchors']} anchors of the target's own text. Recall is taken "
+        "where all earlier rows are right. The lengths are means over evenly spaced anchors, which "
+        "are easier than those of decoding: compare them with one another only."
     )
     return f"{table([label, *positions, 'acceptance length'], rows)}\n\n{text}"

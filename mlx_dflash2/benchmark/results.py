@@ -1,23 +1,20 @@
-"""A whole benchmark: the runs, their figures, parity, phases and recall, as one JSON object."""
+"""Measure a whole benchmark: runs, figures, parity, phases and recall, as one JSON object."""
 
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-
 from ..checkpoint.files import resolve
-from ..checkpoint.load import load_drafter
+from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
 from ..evaluation.machine import environment, fingerprint
 from ..evaluation.parity import compare_tokens
 from ..evaluation.recall import recall_table
+from ..pairs.find import PairSources
 from ..pairs.known import model_name
-from ..pairs.load import pair_paths
-from .arms import Arm, lacks_selector
+from .arms import PLAIN, Arm, lacks_selector
 from .compare import FORMAT, KIND
 from .measure import Bench, Sample
 from .phases import time_phases
@@ -26,28 +23,25 @@ from .summary import by_suite, mean_of
 
 def prepare_drafters(
     drafter: Drafter,
-    path: str | Path,
+    source: DrafterSource,
     bits: Sequence[int] = (),
     dflash1_model: str | None = None,
     no_selector: bool = False,
 ) -> dict[str, Drafter]:
-    """The drafters by the name of their arm.
+    """Make the drafters to compare, by the name of their arm.
 
     Args:
-        drafter (Drafter): As it is stored.
-        path (str or Path): Where it came from.
-        bits (sequence of int): Quantisations at load, a drafter each.
-        dflash1_model (str, optional): Another drafter of the same target.
-        no_selector (bool): Also the first one without its selector.
+        drafter (Drafter): The pair's own, as it is stored.
+        source (DrafterSource): Where it came from.
+        bits, dflash1_model, no_selector: Options of the command, for further drafters.
 
     Raises:
         ValueError: if there is no selector to leave out.
     """
-    name = f"DFlash {drafter.args.generation}"
-    dtype = mx.float32 if mx.default_device() == mx.cpu else None
+    name, dtype = f"DFlash {drafter.args.generation}", device_dtype()
     drafters = {name: drafter}
     for number in bits:
-        drafters[f"{name} {number}-bit"] = load_drafter(path, bits=number, dtype=dtype)
+        drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
     if dflash1_model is not None:
         other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
         drafters[other] = load_drafter(dflash1_model, dtype=dtype)
@@ -59,15 +53,17 @@ def prepare_drafters(
 
 
 def models_of(
-    model: str | None, draft_model: str | None, dflash1_model: str | None, draft_lm: str | None
+    sources: PairSources, dflash1_model: str | None, draft_lm: str | None
 ) -> dict[str, Any]:
-    """Name and fingerprint of every model in use."""
-    paths = dict(zip(("target", "drafter"), pair_paths(model, draft_model), strict=True))
-    paths |= {"DFlash 1": dflash1_model, "draft model": draft_lm}
+    """Return name and fingerprint of every model in use."""
+    pair = {"target": sources.target, "drafter": sources.drafter}
+    found = {role: (source.name, source.folder) for role, source in pair.items()}
+    for role, path in (("DFlash 1", dflash1_model), ("draft model", draft_lm)):
+        if path is not None:
+            found[role] = path, resolve(path)
     return {
-        role: {"name": model_name(path), "fingerprint": fingerprint(resolve(path))}
-        for role, path in paths.items()
-        if path is not None
+        role: {"name": model_name(name), "fingerprint": fingerprint(folder)}
+        for role, (name, folder) in found.items()
     }
 
 
@@ -76,16 +72,13 @@ def measure_all(
 ) -> dict[str, Any]:
     """Run everything.
 
-    Args:
-        bench (Bench): What to run.
-        recall_stride (int, optional): Tokens of the greedy plain answers from one anchor of the
-          recall table to the next; ``None`` for no table.
-        progress (callable): Called with a description before each step.
+    Without ``recall_stride``, tokens from one anchor to the next on the greedy plain answers,
+    there is no recall table. ``progress`` is called with a description before each step.
     """
     samples = bench.run(progress)
     plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
     suites = by_suite(samples, plain_of)
-    results = {
+    return {
         "kind": KIND,
         "format": FORMAT,
         "environment": environment(),
@@ -96,7 +89,6 @@ def measure_all(
         "recall": {} if recall_stride is None else _recall(bench, samples, recall_stride, progress),
         "samples": [asdict(sample) for sample in samples],
     }
-    return results
 
 
 def _plain(arms: Sequence[Arm], arm: Arm) -> Arm:
@@ -106,7 +98,7 @@ def _plain(arms: Sequence[Arm], arm: Arm) -> Arm:
 def _parity(
     bench: Bench, samples: Sequence[Sample], progress: Callable[[str], None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The verdict on every greedy answer of the first trial."""
+    """Compare every greedy answer of the first trial with plain decoding's."""
     first = {(run.arm, run.prompt): run for run in samples if run.trial == 0}
     verdicts: dict[str, list[dict[str, Any]]] = {}
     for arm in bench.arms:
@@ -115,8 +107,8 @@ def _parity(
         progress(f"parity, {arm.label}")
         plain = _plain(bench.arms, arm).label
         for index, prompt in enumerate(bench.prompts):
-            tokens = [first[label, index].tokens for label in (plain, arm.label)]
-            verdict = compare_tokens(bench.model, prompt.tokens, *tokens, arm.rows)
+            expected, found = (first[label, index].tokens for label in (plain, arm.label))
+            verdict = compare_tokens(bench.model, prompt.tokens, expected, found, arm.rows)
             verdicts.setdefault(arm.label, []).append({"prompt": index} | asdict(verdict))
     return verdicts
 
@@ -125,29 +117,26 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     prompt = bench.prompts[0].tokens
     phases = {}
     for arm in bench.arms:
-        # A higher temperature only changes how many rounds there are.
+        # The temperature changes the number of rounds, not their phases.
         if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
-            phases[arm.label] = time_phases(bench.model, arm, prompt, bench.settings)
+            phases[arm.label] = time_phases(bench.model, arm, arm.drafter, prompt, bench.settings)
     return phases
 
 
 def _recall(
     bench: Bench, samples: Sequence[Sample], stride: int, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    greedy = next(arm for arm in bench.arms if arm.is_plain and arm.temperature == 0)
-    texts = [
-        (bench.prompts[run.prompt].tokens, run.tokens)
-        for run in samples
-        if run.arm == greedy.label and run.trial == 0
-    ]
-    # Its rows are those of the same drafter with the selector.
+    greedy = [run for run in samples if run.arm == PLAIN and run.trial == 0]
+    texts = [(bench.prompts[run.prompt].tokens, run.tokens) for run in greedy]
+    # Without a selector, the rows are the same as with it.
     drafters = {name: d for name, d in bench.drafters.items() if not lacks_selector(d)}
     tables = {}
     for name, drafter in drafters.items():
         if all(len(answer) < drafter.block_size for _, answer in texts):
-            text = f"No recall of {name}: every answer is shorter than a block."
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                f"No recall of {name}: every answer is shorter than a block.", stacklevel=2
+            )
             continue
         tables[name] = recall_table(bench.model, drafter, texts, stride, progress)
     return tables

@@ -1,4 +1,4 @@
-"""From single runs to the figures of an arm on a suite."""
+"""Summarize single runs as figures of an arm on a suite."""
 
 from collections.abc import Sequence
 from statistics import mean, median
@@ -6,36 +6,23 @@ from typing import Any
 
 from .measure import Sample
 
-# Averaged over suites; everything else of a summary is taken from all runs at once.
+# Averaged over suites. All other figures are taken from all runs at once.
 AVERAGED = (
-    "acceptance_per_request",
-    "acceptance_pooled",
-    "decode_tps",
-    "total_tps",
-    "prompt_tps",
-    "speedup",
-    "total_speedup",
-    "round_seconds",
-    "host_reads_per_round",
-)
+    "acceptance_per_request", "acceptance_pooled", "decode_tps", "total_tps", "prompt_tps",
+    "speedup", "total_speedup", "round_seconds", "host_reads_per_round",
+)  # fmt: skip
 
 
-def summarise(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
-    """The figures of one arm's runs.
+def summarize(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, Any]:
+    """Return the figures of one arm's runs, given plain decoding's at the same temperature.
 
-    Args:
-        samples (sequence of Sample): All of one arm.
-        plain (sequence of Sample): Plain decoding's at the same temperature.
-
-    Returns:
-        dict: Rates are medians over the runs, in tokens or rounds a second; every ``…_spread``
-        is the lowest and the highest; a speed-up is a run's rate over that of the plain run of
-        the same prompt and trial.
+    Rates in tokens a second are medians over the runs, and every ``…_spread`` is the lowest and
+    the highest. A speed-up compares a run with the plain run of the same prompt and trial.
     """
     baseline = {(run.prompt, run.trial): run for run in plain}
     pairs = [(run, baseline.get((run.prompt, run.trial))) for run in samples]
     paired = [(run, base) for run, base in pairs if base is not None]
-    rates = {
+    rates: dict[str, list[float | None]] = {
         "decode_tps": [run.decode_tps for run in samples],
         "total_tps": [run.total_tps for run in samples],
         "prompt_tps": [run.prompt_tps for run in samples],
@@ -43,8 +30,8 @@ def summarise(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, A
         "total_speedup": [_over(run.total_tps, base.total_tps) for run, base in paired],
     }
     summary: dict[str, Any] = {"runs": len(samples)}
-    for name, values in rates.items():
-        values = [value for value in values if value]
+    for name, found in rates.items():
+        values = [value for value in found if value]
         summary[name] = median(values) if values else None
         summary[f"{name}_spread"] = [min(values), max(values)] if values else None
     summary["memory"] = max(run.memory for run in samples)
@@ -52,16 +39,16 @@ def summarise(samples: Sequence[Sample], plain: Sequence[Sample]) -> dict[str, A
 
 
 def _drafting(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Acceptance per request and pooled, by position, and what a round takes."""
-    lengths, drafted, accepted = [], [], []
+    """Return acceptance per request, pooled and by position, and the cost of a round."""
+    lengths, seconds = list[float](), list[float]()
+    drafted, accepted = list[int](), list[int]()
     total = rounds = reads = 0
-    seconds = []
     for run in samples:
-        here = _rounds(run)
+        here = run.stats["rounds"] if run.stats else run.rounds
         if not here:
             continue
-        # The prompt's pass gives a DFlash arm's first token; it belongs to no round.
-        tokens = len(run.tokens) - (run.stats.get("prefills", 0))
+        # A DFlash arm's first token comes from the prompt's pass, not from a round.
+        tokens = len(run.tokens) - run.stats.get("prefills", 0)
         lengths.append(tokens / here)
         total, rounds = total + tokens, rounds + here
         seconds.append(run.decode_time / here)
@@ -76,44 +63,35 @@ def _drafting(samples: Sequence[Sample]) -> dict[str, Any]:
         "acceptance_pooled": total / rounds,
         "acceptance_by_position": by_position,
         "round_seconds": median(seconds),
-        # One more decision a run: the prompt's.
+        # Each run has one more decision: the prompt's.
         "host_reads_per_round": reads / (rounds + len(lengths)) if reads else None,
     }
-
-
-def _rounds(run: Sample) -> int:
-    """Verify passes, none of plain decoding."""
-    return run.stats["rounds"] if run.stats else run.rounds
 
 
 def _over(rate: float, base: float) -> float | None:
     return rate / base if base else None
 
 
-def _add(totals: list[int], counts: Sequence[int]):
+def _add(totals: list[int], counts: Sequence[int]) -> None:
     totals.extend([0] * (len(counts) - len(totals)))
     for position, count in enumerate(counts):
         totals[position] += count
 
 
 def by_suite(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Summaries by suite and arm.
-
-    Args:
-        samples (sequence of Sample): All runs.
-        plain_of (dict): For each arm's label the plain arm's at its temperature.
-    """
-    suites = dict.fromkeys(run.suite for run in samples)
-    return {suite: _arms([run for run in samples if run.suite == suite], plain_of)
-            for suite in suites}  # fmt: skip
+    """Summarize runs by suite and arm; ``plain_of`` maps labels of arms to the plain arm's."""
+    suites: dict[str, list[Sample]] = {}
+    for run in samples:
+        suites.setdefault(run.suite, []).append(run)
+    return {suite: _by_arm(runs, plain_of) for suite, runs in suites.items()}
 
 
-def _arms(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, Any]:
+def _by_arm(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, Any]:
     groups: dict[str, list[Sample]] = {}
     for run in samples:
         groups.setdefault(run.arm, []).append(run)
     return {
-        label: summarise(groups[label], groups.get(plain, []))
+        label: summarize(groups[label], groups.get(plain, []))
         for label, plain in plain_of.items()
         if label in groups
     }
@@ -122,12 +100,11 @@ def _arms(samples: Sequence[Sample], plain_of: dict[str, str]) -> dict[str, Any]
 def mean_of(
     suites: dict[str, dict[str, Any]], samples: Sequence[Sample], plain_of: dict[str, str]
 ) -> dict[str, Any]:
-    """The mean of the suites' figures; spreads, positions and memory are those of all runs."""
-    overall = _arms(samples, plain_of)
+    """Average the suites' figures; spreads, positions and memory are those of all runs."""
+    overall = _by_arm(samples, plain_of)
     for label, summary in overall.items():
         for name in AVERAGED:
-            values = [arms[label].get(name) for arms in suites.values() if label in arms]
-            values = [value for value in values if value is not None]
-            if values:
+            found = [arms[label].get(name) for arms in suites.values() if label in arms]
+            if values := [value for value in found if value is not None]:
                 summary[name] = mean(values)
     return overall

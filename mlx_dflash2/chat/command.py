@@ -2,35 +2,32 @@
 
 import argparse
 import sys
+from dataclasses import replace
 
 import mlx.core as mx
 
 from ..cli.arguments import (
-    CACHE,
-    DRAFTING,
     add_cache_arguments,
     add_drafting_arguments,
     add_max_tokens_argument,
     add_model_arguments,
-    add_refused_arguments,
     add_sampling_arguments,
     add_stop_argument,
     add_template_arguments,
-    check_generation,
-    load_arguments,
-    named,
-    sampling_options,
+    add_unsupported_arguments,
 )
+from ..cli.build import fit_to_tokenizer, generation_options, read_pair
 from ..cli.console import note, prefill_progress, run, stoppable
+from ..decode.defaults import CHAT_MAX_TOKENS
 from ..decode.stats import Stats
-from ..pairs.load import Pair, load_pair
+from ..pairs.find import find_pair
 from .conversation import Conversation
 
 HELP = "Commands: q ends the chat, r forgets the conversation, h shows this; Ctrl-C stops an answer"
-REFUSED = {"--pipeline": "distributed decoding does not draft; use mlx_lm.chat"}
+UNSUPPORTED = {"--pipeline": "distributed decoding does not draft; use mlx_lm.chat"}
 
 
-class _Stopped(Exception):
+class _AnswerStopped(Exception):
     """The user stopped an answer before its first token."""
 
 
@@ -42,24 +39,33 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     add_template_arguments(parser)
     add_drafting_arguments(parser)
-    add_max_tokens_argument(parser, 256)
+    add_max_tokens_argument(parser, CHAT_MAX_TOKENS)
     add_sampling_arguments(parser, seed=0)
     add_cache_arguments(parser)
     add_stop_argument(parser)
-    add_refused_arguments(parser, REFUSED)
+    add_unsupported_arguments(parser, UNSUPPORTED)
     return parser
 
 
-def _command(args: argparse.Namespace):
-    check_generation(args)
-    pair = load_pair(**load_arguments(args), **named(args, DRAFTING))
-    for token in args.extra_eos_token:
-        pair.tokenizer.add_eos_token(token)
-    # Once, as in mlx_lm.chat: with a seed of their own all answers would draw alike.
+def _command(args: argparse.Namespace) -> None:
+    options = generation_options(args)
+    sources = find_pair(
+        args.model,
+        args.draft_model,
+        draft_bits=args.draft_bits,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
+    )
+    pair = read_pair(sources, args)
+    options = fit_to_tokenizer(options, args, pair.tokenizer)
+    # Seed once, as mlx_lm.chat does: with a seed each, all answers would make the same draws.
     mx.random.seed(args.seed)
-    conversation = _conversation(args, pair)
-    if args.max_kv_size is not None and hasattr(pair.model, "make_cache"):
-        note("warning: --max-kv-size has no effect, as in mlx-lm: the model makes its own caches.")
+    conversation = Conversation(
+        pair,
+        replace(options, seed=None),
+        system_prompt=args.system_prompt,
+        template_config=args.chat_template_config,
+    )
     note(f"{pair.name}\n{HELP}")
     while (message := _read()) not in (None, "q"):
         if message == "r":
@@ -71,20 +77,8 @@ def _command(args: argparse.Namespace):
             _print_answer(conversation, message)
 
 
-def _conversation(args: argparse.Namespace, pair: Pair) -> Conversation:
-    options = named(args, CACHE + DRAFTING) | sampling_options(args, pair.tokenizer)
-    return Conversation(
-        pair,
-        system_prompt=args.system_prompt,
-        template_config=args.chat_template_config,
-        max_tokens=args.max_tokens,
-        stop=args.stop,
-        **options | {"seed": None},
-    )
-
-
 def _read() -> str | None:
-    """The user's next line; ``None`` at the end of input or for Ctrl-C."""
+    """Read the user's next line; ``None`` at the end of input or for Ctrl-C."""
     try:
         return input(">> " if sys.stdin.isatty() else "")
     except (EOFError, KeyboardInterrupt):
@@ -92,15 +86,15 @@ def _read() -> str | None:
         return None
 
 
-def _print_answer(conversation: Conversation, message: str):
-    """Print an answer while it comes, up to Ctrl-C, and then a line about it on stderr."""
+def _print_answer(conversation: Conversation, message: str) -> None:
+    """Print an answer while it is generated, up to Ctrl-C, and then a line about it on stderr."""
     with stoppable() as stopped, prefill_progress() as progress:
 
-        def update(done: int, total: int):
+        def update(done: int, total: int) -> None:
             progress(done, total)
-            # Where no token was shown yet, this is the only place to stop at.
+            # While the prompt is processed there is no other place to stop at.
             if stopped() and done < total:
-                raise _Stopped
+                raise _AnswerStopped
 
         answer = conversation.answer(message, prompt_progress_callback=update)
         try:
@@ -108,18 +102,18 @@ def _print_answer(conversation: Conversation, message: str):
                 print(response.text, end="", flush=True)
                 if stopped():
                     break
-        except _Stopped:
+        except _AnswerStopped:
             note("Stopped before the answer began; the message is forgotten.")
             return
         finally:
-            # The caches are settled here, where a first Ctrl-C cannot disturb it.
+            # Here a first Ctrl-C raises nothing, so the caches are settled undisturbed.
             answer.close()
         print(flush=True)
     note(status(conversation.stats))
 
 
 def status(stats: Stats) -> str:
-    """One line about an answer."""
+    """Describe an answer in one line."""
     parts = [
         f"{stats.generation_tokens} tokens",
         f"{stats.generation_tps:.1f} tokens/s",
@@ -131,6 +125,6 @@ def status(stats: Stats) -> str:
     return f"[{', '.join(parts)}]"
 
 
-def main():
+def main() -> None:
     args = setup_arg_parser().parse_args()
     run(lambda: _command(args))

@@ -1,4 +1,4 @@
-"""What a conversion tells: on the model card, and in the terminal."""
+"""Describe a drafter that was written: its model card, and lines for the terminal."""
 
 import re
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 
+import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..drafter.model import Drafter
@@ -21,28 +22,28 @@ tags: [mlx, dflash, speculative-decoding]
 
 A DFlash {generation} drafter, converted to MLX format from {source}:
 {scheme}.
-It is no model on its own: it uses the embedding, the head and the hidden states of the target
-that it was trained for.
+It is not a model on its own: it uses the embedding, the head and the hidden states of the
+target that it was trained for.
 
 ```shell
 mlx_dflash2.generate --model TARGET --draft-model {name} --prompt "Hello"
 ```
 """
-# As the train command's cards have it.
+# The train command's cards have such a row.
 _WEIGHTS = re.compile(r"^\| Weights \| .* \|$", re.MULTILINE)
 
 
 def make_card(drafter: Drafter, source: str, name: str) -> str:
-    """A short model card.
+    """Make a short model card.
 
     Args:
-        drafter (Drafter): As it is written.
+        drafter (Drafter): The drafter as it is written.
         source (str): Folder or repository that it was read from.
-        name (str): What the card calls it.
+        name (str): The card's name for it.
     """
     local = Path(source).expanduser().is_dir()
     return _CARD.format(
-        # Where a folder lies is nobody else's business.
+        # The path of a local folder is private.
         source=f"`{Path(source).expanduser().resolve().name}`" if local else f"`{source}`",
         base="" if local else f"base_model: {source}\n",
         name=name,
@@ -52,17 +53,17 @@ def make_card(drafter: Drafter, source: str, name: str) -> str:
 
 
 def weights_row(drafter: Drafter) -> str:
-    """The row of a card's table that says what a drafter's weights are."""
+    """Make the row of a card's table about a drafter's weights."""
     return f"| Weights | {describe_scheme(drafter)} |"
 
 
 def converted_card(card: str, drafter: Drafter) -> str:
-    """The source's card, with what the weights are now where it has a row for that."""
+    """Return the source's card; its row about the weights, if it has one, is updated."""
     return _WEIGHTS.sub(lambda _: weights_row(drafter), card, count=1)
 
 
 def describe_scheme(drafter: Drafter) -> str:
-    """Bits and group size of the quantised matrices, and the dtype of the rest."""
+    """Name bits and group size of the quantized matrices, and the dtype of the rest."""
     dtype = str(drafter.dtype).rpartition(".")[2]
     section = quantization_of(drafter)
     if section is None:
@@ -75,23 +76,23 @@ def describe_scheme(drafter: Drafter) -> str:
 
 
 def bits_per_weight(drafter: Drafter) -> float:
-    """Bits on disk for each number of the unquantised drafter."""
-    weights = dict(tree_flatten(drafter.parameters()))
-    quantised = {path: module for path, module in matrices(drafter) if "scales" in module}
-    numbers = sum(prod(m.scales.shape) * m.group_size for m in quantised.values())
+    """Count the bits on disk for each number of the unquantized drafter."""
+    weights: dict[str, mx.array] = dict(tree_flatten(drafter.parameters()))
+    quantized = {path: module for path, module in matrices(drafter) if "scales" in module}
+    numbers = sum(prod(m.scales.shape) * m.group_size for m in quantized.values())
     for name, value in weights.items():
-        if name.rpartition(".")[0] not in quantised:
+        if name.rpartition(".")[0] not in quantized:
             numbers += value.size
     return sum(value.nbytes for value in weights.values()) * 8 / numbers
 
 
 def describe(drafter: Drafter, path: Path, left: list[str]) -> Iterator[str]:
-    """Lines about a drafter that was written.
+    """Yield lines about a drafter that was written.
 
     Args:
-        drafter (Drafter): As it is written.
-        path (Path): Where to.
-        left (list of str): Matrices that could not be quantised.
+        drafter (Drafter): The drafter as it is written.
+        path (Path): The folder that holds it.
+        left (list of str): Matrices that could not be quantized.
     """
     size = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     bits = f"{bits_per_weight(drafter):.3f} bits per weight"
@@ -99,15 +100,15 @@ def describe(drafter: Drafter, path: Path, left: list[str]) -> Iterator[str]:
     if quantization_of(drafter) is None:
         return
     if left:
-        yield f"Not quantised, as the group size does not divide their rows: {_named(left)}."
+        yield f"Not quantized, as the group size does not divide their rows: {_named(left)}."
     kept = [name for name, module in matrices(drafter) if "scales" not in module]
     parts = [_named([name for name in kept if name not in left]), "norms"]
     if drafter.args.has_conv:
         parts.append("base_kernel")
-    yield f"Not quantised, as always: {', '.join(filter(None, parts))}."
+    yield f"Not quantized, as always: {', '.join(filter(None, parts))}."
 
 
 def _named(paths: list[str]) -> str:
-    """The last names of modules, with how many there are of each."""
+    """Count modules by the last part of their paths."""
     counts = Counter(path.rpartition(".")[2] for path in paths)
     return ", ".join(f"{count} {name}" for name, count in counts.items())

@@ -1,11 +1,12 @@
-"""A checkpoint folder: found offline or on the hub, complete, and only safetensors."""
+"""Find checkpoint folders, on disk or on the hub, and read their configs, headers and weights."""
 
 import json
 import struct
 import warnings
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import mlx.core as mx
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -17,11 +18,51 @@ CONFIG_FILES = ("config.json",)
 DRAFTER_FILES = ("*.json", "*.safetensors")
 
 
-class Stored(NamedTuple):
-    """What a safetensors header says of one tensor."""
+class TensorHeader(NamedTuple):
+    """Dtype, such as ``BF16``, and shape of one tensor, as a safetensors header states them."""
 
     dtype: str
     shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model of which only config.json has been fetched and read.
+
+    Attributes:
+        name (str): Its folder or repository, as it was given.
+        revision (str, optional): Revision of the repository, its commit if that is known.
+        folder (Path): Where config.json is.
+        config (dict): Content of config.json.
+    """
+
+    name: str
+    revision: str | None
+    folder: Path
+    config: dict[str, Any]
+
+    def fetch(self, files: Sequence[str]) -> Path:
+        """Return the folder with all files of some patterns, as :func:`resolve`."""
+        return resolve(self.name, self.revision, files)
+
+
+def find_source(path_or_hf_repo: str | Path, revision: str | None = None) -> Source:
+    """Fetch and read a model's config.json, and nothing else.
+
+    Args:
+        path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
+        revision (str, optional): Revision of the repository. Default: ``None``.
+
+    Raises:
+        FileNotFoundError, NotADirectoryError, ValueError: as :func:`resolve` and
+            :func:`read_config`.
+    """
+    folder = resolve(path_or_hf_repo, revision, CONFIG_FILES)
+    # The hub's cache has a folder for each commit. Naming the commit spares a look-up at the hub,
+    # and keeps weights of a later commit from being read with this config.
+    if folder.parent.name == "snapshots":
+        revision = folder.name
+    return Source(str(path_or_hf_repo), revision, folder, read_config(folder))
 
 
 def resolve(
@@ -29,7 +70,7 @@ def resolve(
     revision: str | None = None,
     files: Sequence[str] = DRAFTER_FILES,
 ) -> Path:
-    """The folder of a checkpoint: a local one, the hub's cached one, or a fresh download.
+    """Return the folder of a checkpoint, downloading its files from the hub where needed.
 
     Args:
         path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
@@ -37,7 +78,7 @@ def resolve(
         files (sequence of str): Patterns of the files to download. Default: a drafter's.
 
     Raises:
-        FileNotFoundError: if there is no such folder or repository within reach.
+        FileNotFoundError: if neither the disk nor the hub has it.
         NotADirectoryError: if the path is a file.
     """
     path = Path(path_or_hf_repo).expanduser()
@@ -58,11 +99,11 @@ def resolve(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
+    """Read the config.json of a folder.
 
     Raises:
         FileNotFoundError: if it is not there.
-        ValueError: if it is no JSON object.
+        ValueError: if it is not a JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -82,20 +123,21 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path, pattern: str = "*.safetensors") -> list[Path]:
-    """The safetensors files of a complete checkpoint.
+    """List the safetensors files of a complete checkpoint.
 
-    An index decides which files count, unless none of those that it names is there: then it is
-    left over from another sharding, and all files of the pattern count, with a warning.
+    An index decides which files belong to it. If none of the files that it names exists, the
+    index is left over from another sharding: it is ignored with a warning, and all files that
+    match the pattern belong to the checkpoint.
 
     Raises:
         FileNotFoundError: if there are no weights, or some of the index's files are missing.
         ValueError: if the index is malformed.
     """
-    # File systems that do not keep macOS's attributes hold them in files named `._…`.
+    # macOS writes extended attributes into files named `._…` on file systems without them.
     found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
     names = _indexed_names(folder / "model.safetensors.index.json")
     missing = [name for name in names if not (folder / name).is_file()]
-    # A link of the hub's cache whose file was deleted or never arrived.
+    # The hub's cache holds links; the file behind one may be deleted or was never downloaded.
     dangling = [file.name for file in found if not file.is_file()]
     if names and not missing:
         return [folder / name for name in names]
@@ -110,7 +152,8 @@ def weight_files(folder: Path, pattern: str = "*.safetensors") -> list[Path]:
         warnings.warn(
             f"{folder} has an index of other files, such as {names[0]}, none of which is there; "
             "it is ignored.",
-            stacklevel=3,
+            # Beyond the function that reads the weights, and the public one that calls it.
+            stacklevel=4,
         )
     return found
 
@@ -125,12 +168,12 @@ def _indexed_names(index: Path) -> list[str]:
     return sorted(names)
 
 
-def _is_text_map(value: Any) -> bool:
+def _is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
     return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
 
 
-def read_header(file: Path) -> dict[str, Stored]:
-    """Dtype and shape of every tensor of a safetensors file, without reading the tensors.
+def read_header(file: Path) -> dict[str, TensorHeader]:
+    """Read dtype and shape of every tensor of a safetensors file, but no tensor.
 
     Raises:
         ValueError: if the file is truncated or is not safetensors.
@@ -151,37 +194,39 @@ def read_header(file: Path) -> dict[str, Stored]:
     end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     if 8 + length + end > size:
         raise ValueError(f"{file} is truncated: it has {size} of {8 + length + end} bytes.")
-    return {name: Stored(t["dtype"], tuple(t["shape"])) for name, t in header.items()}
+    return {name: TensorHeader(t["dtype"], tuple(t["shape"])) for name, t in header.items()}
 
 
 def _is_tensor(entry: Any) -> bool:
     if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
         return False
     shape, offsets = entry.get("shape"), entry.get("data_offsets")
-    numbers = isinstance(shape, list) and isinstance(offsets, list) and len(offsets) == 2
-    return numbers and all(type(n) is int and n >= 0 for n in shape + offsets)
+    if not isinstance(shape, list) or not isinstance(offsets, list) or len(offsets) != 2:
+        return False
+    return all(type(n) is int and n >= 0 for n in shape + offsets)
 
 
-def read_headers(files: Iterable[Path]) -> dict[str, Stored]:
-    """Dtype and shape of every tensor of a checkpoint, without reading the tensors.
+def read_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
+    """Read dtype and shape of every tensor of a checkpoint, but no tensor.
 
     Raises:
         ValueError: if a file is damaged, or two files hold the same tensor.
     """
-    tensors, source = {}, {}
+    tensors: dict[str, TensorHeader] = {}
+    places: dict[str, str] = {}
     for file in files:
-        for name, stored in read_header(file).items():
+        for name, header in read_header(file).items():
             if name in tensors:
                 raise ValueError(
-                    f"{file.parent} holds `{name}` twice, in {source[name]} and in {file.name}."
+                    f"{file.parent} holds `{name}` twice, in {places[name]} and in {file.name}."
                 )
-            tensors[name], source[name] = stored, file.name
+            tensors[name], places[name] = header, file.name
     return tensors
 
 
 def read_weights(files: Iterable[Path]) -> dict[str, mx.array]:
-    """All tensors of a checkpoint's files, lazily loaded."""
-    weights = {}
+    """Map the tensors of a checkpoint's files by name; each is read when it is first used."""
+    weights: dict[str, mx.array] = {}
     for file in files:
-        weights.update(mx.load(str(file)))
+        weights |= cast(dict[str, mx.array], mx.load(str(file)))
     return weights

@@ -1,4 +1,4 @@
-"""Writing a drafter: its config in the published layout, its tensors, and a model card."""
+"""Write a drafter: its config in the published layout, its tensors, and a model card."""
 
 import json
 from collections import Counter
@@ -45,13 +45,13 @@ _RARE = (
 
 
 def config_of(args: DrafterArgs) -> dict[str, Any]:
-    """A drafter's config.json in the published layout, from which the same args are read.
+    """Make a drafter's config.json in the published layout, from which the same args are read.
 
     Args:
         args (DrafterArgs): Of a DFlash 1 or DFlash 2 drafter.
 
     Raises:
-        ValueError: naming the field that the layout has no words for.
+        ValueError: naming the field whose value the layout cannot express.
     """
     config: dict[str, Any] = {
         "architectures": [_ARCHITECTURES.get(args.generation)],
@@ -67,20 +67,20 @@ def config_of(args: DrafterArgs) -> dict[str, Any]:
         config["target_hidden_size"] = args.target_hidden_size
     if args.rope_traditional:
         config["rope_is_neox_style"] = False
-    names = _BLOCK + _DFLASH_2 if args.generation == 2 else _BLOCK
+    names: tuple[str, ...] = _BLOCK + _DFLASH_2 if args.generation == 2 else _BLOCK
     rare = _RARE if args.generation == 2 else _RARE + _DFLASH_2
     names += tuple(name for name in rare if getattr(args, name) != getattr(DrafterArgs, name))
     config["dflash_config"] = {name: getattr(args, name) for name in names}
     if args.quantization is not None:
         config["quantization"] = args.quantization
-    # A copy without shared lists, and proof that all of it is JSON.
+    # Through JSON: the copy shares no list with the args, and all of it can be written.
     config = json.loads(json.dumps(config))
     _refuse_difference(DrafterArgs.from_dict(config), args)
     return config
 
 
 def _layers(args: DrafterArgs) -> dict[str, Any]:
-    """What differs from layer to layer, as far as the layout lets it."""
+    """Make the fields that may differ from layer to layer."""
     config: dict[str, Any] = {"layer_types": args.layer_types}
     if args.sliding_window is not None:
         config["sliding_window"] = args.sliding_window
@@ -90,7 +90,7 @@ def _layers(args: DrafterArgs) -> dict[str, Any]:
     elif args.causal != sliding:
         # Without the field the sliding layers are causal, and no others.
         refuse("causal", args.causal, "the same for all layers, or true for just the sliding ones")
-    ropes = {}
+    ropes: dict[str, dict[str, Any]] = {}
     for kind, rope in zip(args.layer_types, args.rope_parameters, strict=True):
         if ropes.setdefault(kind, rope) != rope:
             refuse("rope_parameters", args.rope_parameters, f"the same for all {kind!r} layers")
@@ -99,34 +99,34 @@ def _layers(args: DrafterArgs) -> dict[str, Any]:
     return config
 
 
-def _refuse_difference(read: DrafterArgs, args: DrafterArgs):
+def _refuse_difference(read: DrafterArgs, args: DrafterArgs) -> None:
     for field in fields(args):
         wanted, found = getattr(args, field.name), getattr(read, field.name)
         if wanted != found:
             refuse(field.name, wanted, f"{found!r}, which is what its config.json says")
 
 
-def save_drafter(drafter: Drafter, path: str | Path, config: dict[str, Any], card: str):
+def save_drafter(drafter: Drafter, path: str | Path, config: dict[str, Any], card: str) -> None:
     """Write a drafter as a folder that :func:`load_drafter` reads, whole or not at all.
 
-    What is written is read back and compared bit for bit before it gets its name.
+    The files are read back and compared bit for bit before the folder gets its name.
 
     Args:
         drafter (Drafter): All its floating-point tensors are bfloat16, or all are float32.
         path (str or Path): The new folder; folders above it are made.
-        config (dict): The drafter's config.json, such as :func:`config_of` gives; the dtype and
-            the quantisation written are the drafter's own.
+        config (dict): The drafter's config.json, such as :func:`config_of` gives; its dtype and
+            quantization are replaced by the drafter's own.
         card (str): Text of the model card, README.md.
 
     Raises:
-        FileExistsError: if there is something at the path.
-        ValueError: naming the field of the config or the tensor that is not as it has to be.
+        FileExistsError: if the path exists.
+        ValueError: naming the field of the config or the tensor that is wrong.
         OSError: if writing fails, or what is read back differs.
     """
     path = Path(path).expanduser().absolute()
     refuse_existing(path)
     config = _config_to_write(drafter, config)
-    weights = dict(tree_flatten(drafter.parameters()))
+    weights: dict[str, mx.array] = dict(tree_flatten(drafter.parameters()))
     _check_dtypes(weights, drafter.dtype)
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as partial:
@@ -139,18 +139,18 @@ def save_drafter(drafter: Drafter, path: str | Path, config: dict[str, Any], car
         folder.rename(path)
 
 
-def refuse_existing(path: Path):
-    """Refuse to write over anything.
+def refuse_existing(path: Path) -> None:
+    """Refuse a path to write to that exists.
 
     Raises:
-        FileExistsError: if there is something at the path.
+        FileExistsError: in one line.
     """
     if path.exists():
         raise FileExistsError(f"{path} already exists; delete it or name another path.")
 
 
 def _config_to_write(drafter: Drafter, config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the drafter's own dtype and quantisation."""
+    """Return the config with the drafter's own dtype and quantization."""
     config = {
         name: value
         for name, value in config.items()
@@ -164,31 +164,33 @@ def _config_to_write(drafter: Drafter, config: dict[str, Any]) -> dict[str, Any]
 
 
 def quantization_of(drafter: Drafter) -> dict[str, Any] | None:
-    """The ``quantization`` section of a drafter's config.json; ``None`` if nothing is quantised.
+    """Make the ``quantization`` section of a drafter's config.json.
 
-    It states the scheme of most modules, and by path what has another one or none.
+    It states the scheme of most modules, and by path those that have another one or none.
+
+    Returns:
+        dict or None: ``None`` if nothing is quantized.
     """
-    schemes = {}
+    schemes: dict[str, dict[str, Any]] = {}
     for path, module in matrices(drafter):
-        quantised = "scales" in module
-        names = ("group_size", "bits", "mode")
-        schemes[path] = {name: getattr(module, name) for name in names} if quantised else False
+        names = ("group_size", "bits", "mode") if "scales" in module else ()
+        schemes[path] = {name: getattr(module, name) for name in names}
     counts = Counter(tuple(scheme.items()) for scheme in schemes.values() if scheme)
     if not counts:
         return None
     (most, _), *_ = counts.most_common(1)
     section = dict(most)
-    return section | {path: s for path, s in sorted(schemes.items()) if s != section}
+    return section | {path: s or False for path, s in sorted(schemes.items()) if s != section}
 
 
 def matrices(drafter: Drafter) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that are quantised or could be, with their paths."""
+    """Yield the modules that are quantized or could be, with their paths."""
     for path, module in drafter.named_modules():
         if "scales" in module or hasattr(module, "to_quantized"):
             yield path, module
 
 
-def _check_dtypes(weights: dict[str, mx.array], dtype: mx.Dtype):
+def _check_dtypes(weights: dict[str, mx.array], dtype: mx.Dtype) -> None:
     if dtype not in DTYPES.values():
         raise ValueError(f"The drafter is {dtype} but has to be {' or '.join(DTYPES)}.")
     for name, value in weights.items():
@@ -198,10 +200,10 @@ def _check_dtypes(weights: dict[str, mx.array], dtype: mx.Dtype):
             )
 
 
-def _write_weights(folder: Path, weights: dict[str, mx.array]):
-    """One file, or several with an index where one would be large."""
+def _write_weights(folder: Path, weights: dict[str, mx.array]) -> None:
+    """Write one file, or several with an index where one would be large."""
     shards = make_shards(_published(weights))
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for number, shard in enumerate(shards, 1):
         suffix = f"-{number:05}-of-{len(shards):05}" if len(shards) > 1 else ""
         file = f"model{suffix}.safetensors"
@@ -215,7 +217,7 @@ def _write_weights(folder: Path, weights: dict[str, mx.array]):
 
 
 def _published(weights: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The tensors by their published names: codebooks are bare unless they are quantised."""
+    """Rename tensors as they are published: a codebook that is not quantized has no suffix."""
     named = {}
     for name, value in weights.items():
         bare = name.removesuffix(".weight")
@@ -224,9 +226,10 @@ def _published(weights: dict[str, mx.array]) -> dict[str, mx.array]:
     return named
 
 
-def _compare(folder: Path, dtype: mx.Dtype, weights: dict[str, mx.array]):
-    """Read what was written as anyone would; loading has checked the names already."""
-    for name, value in tree_flatten(load_drafter(folder, dtype=dtype).parameters()):
+def _compare(folder: Path, dtype: mx.Dtype, weights: dict[str, mx.array]) -> None:
+    """Compare the files with the drafter; loading them has checked the names."""
+    found: dict[str, mx.array] = dict(tree_flatten(load_drafter(folder, dtype=dtype).parameters()))
+    for name, value in found.items():
         if not _same_bits(value, weights[name]):
             raise OSError(f"`{name}` differs from what was written to {folder.name}; try again.")
 
@@ -234,4 +237,4 @@ def _compare(folder: Path, dtype: mx.Dtype, weights: dict[str, mx.array]):
 def _same_bits(a: mx.array, b: mx.array) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
-    return mx.array_equal(a.view(mx.uint8), b.view(mx.uint8)).item()
+    return bool(mx.array_equal(a.view(mx.uint8), b.view(mx.uint8)).item())

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors against what its config asks for, and their quantisation."""
+"""Check a drafter's tensors against its config, cast them, and quantize them."""
 
 import warnings
 from collections import Counter
@@ -11,7 +11,7 @@ from mlx.utils import tree_flatten
 
 from ..drafter.fields import refuse
 from ..drafter.model import Drafter
-from .files import Stored
+from .files import TensorHeader
 
 FLOATS = {"BF16": mx.bfloat16, "F16": mx.float16, "F32": mx.float32}
 # Bits and group sizes of each of MLX's modes; the first ones are its defaults.
@@ -21,8 +21,10 @@ _MODES = {
     "nvfp4": ((4,), (16,)),
     "mxfp8": ((8,), (32,)),
 }
+# Group sizes of affine quantization, and the default for drafters.
+GROUP_SIZES, GROUP_SIZE = (32, 64, 128), 64
 # The large matrices; norms, convolutions and the selector stay in their dtype.
-QUANTISED_AT_LOAD = (
+QUANTIZED_AT_LOAD = (
     "fc",
     "q_proj",
     "k_proj",
@@ -34,23 +36,23 @@ QUANTISED_AT_LOAD = (
 )
 
 
-def fit_to(drafter: Drafter, stored: dict[str, Stored]):
-    """Make the drafter's modules quantised where the checkpoint is, and check every tensor.
+def fit_to(drafter: Drafter, headers: dict[str, TensorHeader]) -> None:
+    """Quantize the drafter's modules that are stored quantized, and check every tensor.
 
     Args:
         drafter (Drafter): With random weights; changed in place.
-        stored (dict): The checkpoint's tensors by their names in the drafter.
+        headers (dict): Headers of the checkpoint's tensors, by their names in the drafter.
 
     Raises:
         ValueError: naming the tensor that is missing, unexpected, packed in another format or
-            of another shape, or the field of ``quantization`` that is at odds with them.
+            of another shape, or the field of ``quantization`` that contradicts the tensors.
     """
-    _refuse_other_layouts(stored)
-    _quantise_as_stored(drafter, stored)
-    expected = dict(tree_flatten(drafter.parameters()))
+    _refuse_other_layouts(headers)
+    _quantize_as_stored(drafter, headers)
+    expected: dict[str, mx.array] = dict(tree_flatten(drafter.parameters()))
     for kind, names in (
-        ("is missing", sorted(expected.keys() - stored.keys())),
-        ("is unexpected", sorted(stored.keys() - expected.keys())),
+        ("is missing", sorted(expected.keys() - headers.keys())),
+        ("is unexpected", sorted(headers.keys() - expected.keys())),
     ):
         if names:
             more = f", and {len(names) - 1} more" if len(names) > 1 else ""
@@ -58,7 +60,7 @@ def fit_to(drafter: Drafter, stored: dict[str, Stored]):
                 f"The drafter's weights do not match its config: `{names[0]}` {kind}{more}."
             )
     for name, parameter in expected.items():
-        dtype, shape = stored[name]
+        dtype, shape = headers[name]
         if shape != parameter.shape:
             raise ValueError(
                 f"The drafter's `{name}` has shape {list(shape)} but its config asks for "
@@ -71,8 +73,8 @@ def fit_to(drafter: Drafter, stored: dict[str, Stored]):
             )
 
 
-def _refuse_other_layouts(stored: dict[str, Stored]):
-    for name in sorted(stored):
+def _refuse_other_layouts(headers: dict[str, TensorHeader]) -> None:
+    for name in sorted(headers):
         path, _, kind = name.rpartition(".")
         if name.startswith(("lm_head.", "embed_tokens.", "t2d", "d2t")):
             raise ValueError(
@@ -83,24 +85,24 @@ def _refuse_other_layouts(stored: dict[str, Stored]):
             raise ValueError(
                 f"The drafter's `{name}` is fused; only separate projections are supported."
             )
-        packed = kind == "weight" and stored[name].dtype not in FLOATS
-        if kind in ("qweight", "weight_packed") or (packed and f"{path}.scales" not in stored):
+        packed = kind == "weight" and headers[name].dtype not in FLOATS
+        if kind in ("qweight", "weight_packed") or (packed and f"{path}.scales" not in headers):
             raise ValueError(
-                f"The drafter's `{name}` is packed as {stored[name].dtype} without MLX's "
-                f"`{path}.scales`; only MLX's own quantisation is supported."
+                f"The drafter's `{name}` is packed as {headers[name].dtype} without MLX's "
+                f"`{path}.scales`; only MLX's own quantization is supported."
             )
 
 
-def _quantise_as_stored(drafter: Drafter, stored: dict[str, Stored]):
-    scaled = {name.removesuffix(".scales") for name in stored if name.endswith(".scales")}
+def _quantize_as_stored(drafter: Drafter, headers: dict[str, TensorHeader]) -> None:
+    scaled = {name.removesuffix(".scales") for name in headers if name.endswith(".scales")}
     config = drafter.args.quantization
     if config is None:
         if scaled:
-            refuse("quantization", None, f"given, as `{min(scaled)}` is quantised")
+            refuse("quantization", None, f"given, as `{min(scaled)}` is quantized")
         return
     if not scaled:
-        refuse("quantization", config, "absent, as no tensor is quantised (none has `.scales`)")
-    # Named like the tensors, overrides come in the spellings that those come in.
+        refuse("quantization", config, "absent, as no tensor is quantized (none has `.scales`)")
+    # Overrides name modules in the same spellings as the tensors' names.
     named = drafter.sanitize({f"{path}.weight": value for path, value in config.items()})
     overrides = {name.removesuffix(".weight"): value for name, value in named.items()}
 
@@ -115,20 +117,21 @@ def _quantise_as_stored(drafter: Drafter, stored: dict[str, Stored]):
             return False
         if override is False:
             refuse(field, override, f"absent or true, as there is `{path}.scales`")
-        stated = isinstance(override, dict)
-        return _scheme(field if stated else "quantization", override if stated else config, module)
+        if isinstance(override, dict):
+            return _scheme(field, override, module)
+        return _scheme("quantization", config, module)
 
     nn.quantize(drafter, class_predicate=scheme)
 
 
 def _scheme(field: str, entry: dict[str, Any], module: nn.Module) -> dict[str, Any]:
-    """The arguments of ``to_quantized``, checked against the module."""
+    """Read the arguments of ``to_quantized`` from an entry, and check that they fit the module."""
     if not hasattr(module, "to_quantized"):
-        refuse(field, entry, "absent, as this is no matrix")
+        refuse(field, entry, "absent, as this is not a matrix")
     mode = entry.get("mode", "affine")
     if not isinstance(mode, str) or mode not in _MODES:
         refuse(f"{field}.mode", mode, "one of " + ", ".join(_MODES))
-    values = {"mode": mode}
+    values: dict[str, Any] = {"mode": mode}
     for name, allowed in zip(("bits", "group_size"), _MODES[mode], strict=True):
         value = entry.get(name, allowed[0])
         if type(value) is not int or value not in allowed:
@@ -140,10 +143,10 @@ def _scheme(field: str, entry: dict[str, Any], module: nn.Module) -> dict[str, A
     return values
 
 
-def main_dtype(stored: dict[str, Stored]) -> mx.Dtype:
-    """The dtype that most numbers of a checkpoint have; float16, which overflows, is widened."""
-    counts = Counter()
-    for dtype, shape in stored.values():
+def main_dtype(headers: dict[str, TensorHeader]) -> mx.Dtype:
+    """Return the dtype of most numbers of a checkpoint, or float32 for float16, which overflows."""
+    counts: Counter[str] = Counter()
+    for dtype, shape in headers.values():
         if dtype in FLOATS:
             counts[dtype] += prod(shape)
     (name, _), *_ = counts.most_common(1)
@@ -151,19 +154,19 @@ def main_dtype(stored: dict[str, Stored]) -> mx.Dtype:
 
 
 def cast(weights: dict[str, mx.array], dtype: mx.Dtype) -> list[tuple[str, mx.array]]:
-    """All floating-point tensors in one dtype; packed ones as they are."""
+    """Cast all floating-point tensors to one dtype; packed ones stay as they are."""
     return [
         (name, value.astype(dtype) if mx.issubdtype(value.dtype, mx.floating) else value)
         for name, value in weights.items()
     ]
 
 
-def quantise(drafter: Drafter, bits: int, group_size: int):
-    """Quantise the large matrices in place; warn once of those that the group does not divide."""
-    left = []
+def quantize(drafter: Drafter, bits: int, group_size: int) -> None:
+    """Quantize the large matrices in place, and warn of rows that the group does not divide."""
+    left: list[str] = []
 
     def large(path: str, module: nn.Module) -> bool:
-        if path.rsplit(".", 1)[-1] not in QUANTISED_AT_LOAD:
+        if path.rsplit(".", 1)[-1] not in QUANTIZED_AT_LOAD:
             return False
         fits = module.weight.shape[-1] % group_size == 0
         if not fits:
@@ -173,7 +176,8 @@ def quantise(drafter: Drafter, bits: int, group_size: int):
     nn.quantize(drafter, group_size=group_size, bits=bits, class_predicate=large)
     if left:
         warnings.warn(
-            f"{len(left)} matrices of the drafter, first `{left[0]}`, are not quantised: "
+            f"{len(left)} matrices of the drafter, first `{left[0]}`, are not quantized: "
             f"`group_size` {group_size} does not divide their rows.",
-            stacklevel=3,
+            # Beyond the function that reads the weights, and the public one that calls it.
+            stacklevel=4,
         )

@@ -3,21 +3,21 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from ..decode.kv_quantization import KVQuantization
-from ..decode.sampling import check_seed, make_logits_processors, make_sampler
-from ..decode.text import StopStrings, check_budget
+from ..decode.defaults import KV_GROUP_SIZE, PREFILL_STEP_SIZE, QUANTIZED_KV_START
+from .dense import add_dense_argument
+from .start import add_blas_argument
 
 
-def add_model_arguments(parser: argparse.ArgumentParser):
-    """The target: what mlx-lm loads, and how."""
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target: what mlx-lm loads, and how."""
     parser.add_argument(
         "--model",
         type=str,
         default=None,
-        help="The path to the local model directory or Hugging Face repo of the target. Without "
-        "it the embedded pair is used",
+        help="The path to the local model directory or Hugging Face repo of the target (default: "
+        "the embedded pair)",
     )
     parser.add_argument(
         "--adapter-path",
@@ -27,7 +27,7 @@ def add_model_arguments(parser: argparse.ArgumentParser):
     parser.add_argument(
         "--trust-remote-code",
         action="store_true",
-        help="Enable trusting remote code for the target's tokenizer",
+        help="Enable trusting remote code for the target and its tokenizer",
     )
     parser.add_argument(
         "--quantize-activations",
@@ -40,12 +40,14 @@ def add_model_arguments(parser: argparse.ArgumentParser):
         type=str,
         default=(),
         nargs="+",
-        help="Add tokens in the list of eos tokens that stop generation.",
+        help="Add tokens to the list of EOS tokens that stop generation.",
     )
+    add_dense_argument(parser)
+    add_blas_argument(parser)
 
 
-def add_prompt_arguments(parser: argparse.ArgumentParser):
-    """The prompt and the chat template around it."""
+def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the prompt and the chat template around it."""
     parser.add_argument(
         "--prompt",
         "-p",
@@ -65,8 +67,8 @@ def add_prompt_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_template_arguments(parser: argparse.ArgumentParser):
-    """What the chat template puts around a message."""
+def add_template_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the chat template puts around a message."""
     parser.add_argument(
         "--system-prompt", default=None, help="System prompt to be used for the chat template"
     )
@@ -79,14 +81,14 @@ def add_template_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_drafting_arguments(parser: argparse.ArgumentParser):
-    """The drafter, and how much of its block is used."""
+def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the drafter, and how much of its block is used."""
     add_draft_model_arguments(parser)
     parser.add_argument(
         "--block-size",
         type=int,
         default=None,
-        help="Rows of the drafter's block, the anchor included (default: as it was trained)",
+        help="Rows of the drafter's block, anchor included (default: as it was trained)",
     )
     parser.add_argument(
         "--verify-width",
@@ -96,8 +98,8 @@ def add_drafting_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_draft_model_arguments(parser: argparse.ArgumentParser):
-    """The drafter, and how it is loaded."""
+def add_draft_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the drafter, and how it is loaded."""
     add_draft_model_argument(parser)
     parser.add_argument(
         "--draft-bits",
@@ -108,19 +110,19 @@ def add_draft_model_arguments(parser: argparse.ArgumentParser):
     )
 
 
-def add_draft_model_argument(parser: argparse.ArgumentParser):
-    """The drafter alone."""
+def add_draft_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the drafter alone."""
     parser.add_argument(
         "--draft-model",
         type=str,
         default=None,
-        help="The path to the local directory or Hugging Face repo of the DFlash drafter. It may "
-        "be left out for targets with a known one",
+        help="The path to the local directory or Hugging Face repo of the DFlash drafter "
+        "(default: the known drafter of the target)",
     )
 
 
-def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int):
-    """The length of an answer."""
+def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int) -> None:
+    """Add the length of an answer."""
     parser.add_argument(
         "--max-tokens",
         "-m",
@@ -130,18 +132,18 @@ def add_max_tokens_argument(parser: argparse.ArgumentParser, default: int):
     )
 
 
-def add_stop_argument(parser: argparse.ArgumentParser):
-    """What ends an answer beside an EOS token."""
+def add_stop_argument(parser: argparse.ArgumentParser) -> None:
+    """Add what ends an answer beside an EOS token."""
     parser.add_argument(
         "--stop",
         nargs="+",
         default=None,
-        help="Texts that end the answer; no part of one is printed",
+        help="Texts that end the answer; they are not printed",
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None):
-    """How tokens are drawn: mlx-lm's settings, and its logits processors."""
+def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
+    """Add how tokens are drawn: mlx-lm's settings, and its logits processors."""
     settings = (
         ("--temp", float, 0.0, "Sampling temperature"),
         ("--top-p", float, 1.0, "Sampling top-p"),
@@ -153,9 +155,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         ("--seed", int, seed, "PRNG seed"),
         ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
         ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
-        ("--presence-penalty", float, None, "Taken from the logit of a token that occurred"),
+        ("--presence-penalty", float, None, "Subtracted from the logit of a token that occurred"),
         ("--presence-context-size", int, 20, "Tokens that the presence penalty looks back"),
-        ("--frequency-penalty", float, None, "Taken from a logit for each time it occurred"),
+        ("--frequency-penalty", float, None, "Subtracted from a logit for each occurrence"),
         ("--frequency-context-size", int, 20, "Tokens that the frequency penalty looks back"),
     )
     for name, kind, default, text in settings:
@@ -164,89 +166,19 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         "--logit-bias",
         type=logit_bias,
         default=None,
-        help="Added to logits, as a JSON object of token ids and numbers",
+        help="Numbers to add to logits, as a JSON object of token ids and numbers",
     )
 
 
-SAMPLING = (
-    "temp",
-    "top_p",
-    "min_p",
-    "min_tokens_to_keep",
-    "top_k",
-    "xtc_probability",
-    "xtc_threshold",
-)
-PROCESSORS = (
-    "logit_bias",
-    "repetition_penalty",
-    "repetition_context_size",
-    "presence_penalty",
-    "presence_context_size",
-    "frequency_penalty",
-    "frequency_context_size",
-)
-CACHE = ("max_kv_size", "prefill_step_size", "kv_bits", "kv_group_size", "quantized_kv_start")
-LOADING = ("model", "draft_model", "draft_bits", "adapter_path", "trust_remote_code")
-DRAFTING = ("block_size", "verify_width")
-
-
-def named(args: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
-    """Arguments that a function takes under the same names."""
-    return {name: getattr(args, name) for name in names}
-
-
-def load_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of :func:`mlx_dflash2.pairs.load.load_pair`."""
-    return named(args, LOADING) | {
-        "tokenizer_config": {"trust_remote_code": args.trust_remote_code},
-        "model_config": {"quantize_activations": args.quantize_activations},
-    }
-
-
-def sampling_options(args: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """The generation options ``sampler``, ``logits_processors`` and ``seed`` of the arguments.
-
-    Raises:
-        ValueError: if a setting is out of its range.
-    """
-    # MLX does not check indices: what one beyond the logits does is undefined.
-    size = len(tokenizer.get_vocab())
-    for token in args.logit_bias or ():
-        if not 0 <= token < size:
-            raise ValueError(f"`logit_bias` names token {token} but there are 0 to {size - 1}.")
-    special = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
-    return {
-        "sampler": make_sampler(**named(args, SAMPLING), xtc_special_tokens=special),
-        "logits_processors": make_logits_processors(**named(args, PROCESSORS)),
-        "seed": args.seed,
-    }
-
-
-def check_generation(args: argparse.Namespace):
-    """Refuse generation options that are out of range, before any weights are read.
-
-    Raises:
-        ValueError: in one line, naming the option.
-    """
-    if args.max_tokens == 0:
-        raise ValueError("`max_tokens` has to be non-zero (-1 for no limit).")
-    check_budget(args.max_tokens, args.prefill_step_size)
-    check_seed(args.seed)
-    make_sampler(**named(args, SAMPLING))
-    KVQuantization(args.kv_bits, args.kv_group_size, args.quantized_kv_start).check(())
-    StopStrings(args.stop)
-
-
-def add_cache_arguments(parser: argparse.ArgumentParser):
-    """The target's key-value cache, and the prompt's way into it."""
+def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the target's key-value cache, and how the prompt is processed."""
     parser.add_argument(
         "--max-kv-size", type=int, default=None, help="Set the maximum key-value cache size"
     )
     parser.add_argument(
         "--prefill-step-size",
         type=int,
-        default=2048,
+        default=PREFILL_STEP_SIZE,
         help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
         "during prefill (default: %(default)s)",
     )
@@ -257,31 +189,40 @@ def add_cache_arguments(parser: argparse.ArgumentParser):
         help="Number of bits for KV cache quantization. Defaults to no quantization.",
     )
     parser.add_argument(
-        "--kv-group-size", type=int, default=64, help="Group size for KV cache quantization."
+        "--kv-group-size",
+        type=int,
+        default=KV_GROUP_SIZE,
+        help="Group size for KV cache quantization.",
     )
     parser.add_argument(
         "--quantized-kv-start",
         type=int,
-        default=5000,
+        default=QUANTIZED_KV_START,
         help="When --kv-bits is set, start quantizing the KV cache from this step onwards.",
     )
 
 
-class Refused(argparse.Action):
-    """A flag of mlx-lm that has no meaning here: using it is an error that says why."""
+class UnsupportedAction(argparse.Action):
+    """Rejects a flag of mlx-lm that has no meaning here, with the reason."""
 
-    def __call__(self, parser, namespace, values, option_string=None):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
         parser.error(f"{option_string} is not supported: {self.help}")
 
 
-def add_refused_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]):
-    """Flags of mlx-lm's command that would be ignored, each with what to do instead."""
+def add_unsupported_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]) -> None:
+    """Add flags of mlx-lm's command that are not supported, each with the reason."""
     for name, reason in reasons.items():
-        parser.add_argument(name, action=Refused, nargs="*", help=reason)
+        parser.add_argument(name, action=UnsupportedAction, nargs="*", help=reason)
 
 
 def logit_bias(text: str) -> dict[int, float]:
-    """An argument that maps token ids to numbers."""
+    """Parse an argument that maps token ids to numbers."""
     try:
         return {int(token): float(bias) for token, bias in json_object(text).items()}
     except (TypeError, ValueError) as error:
@@ -289,7 +230,7 @@ def logit_bias(text: str) -> dict[int, float]:
 
 
 def safetensors_file(text: str) -> str:
-    """An argument that names a file to be written: better refused before an answer than after."""
+    """Parse an argument that names a file to write, and check now that it can be written."""
     path = Path(text).expanduser()
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
@@ -299,7 +240,7 @@ def safetensors_file(text: str) -> str:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """An argument that holds a JSON object."""
+    """Parse an argument that holds a JSON object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

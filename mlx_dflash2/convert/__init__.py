@@ -1,1 +1,1 @@
-"""The `mlx_dflash2.convert` command: a drafter in MLX format, quantised or not."""
+"""The `mlx_dflash2.convert` command: a drafter in MLX format, quantized or not."""

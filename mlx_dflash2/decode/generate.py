@@ -1,4 +1,4 @@
-"""Text and tokens from a target with a drafter, in mlx-lm's own terms."""
+"""Generate tokens and text from a target with a drafter, with mlx-lm's arguments."""
 
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -12,40 +12,41 @@ from mlx_lm.generate import GenerationResponse, generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..drafter.model import Proposer
+from .defaults import KV_GROUP_SIZE, MAX_TOKENS, PREFILL_STEP_SIZE, QUANTIZED_KV_START
 from .judge import Judge
-from .kv_quantization import KVQuantization
 from .loop import Loop
+from .options import GenerationOptions, LogitsProcessor, Sampler
 from .session import DFlashPromptCache
 from .stats import Stats
-from .text import StopStrings, check_prompt, encode_prompt, responses
+from .text import StopStrings, check_prompt, encode_prompt, responses, stop_strings
 
-DEFAULT_MAX_TOKENS = 256
-DEFAULT_PREFILL_STEP_SIZE = 2048
-DEFAULT_QUANTIZED_KV_START = 5000
+Steps = Generator[tuple[int, mx.array, bool], None, None]
+# Arguments of a single run rather than options.
+_OF_A_RUN = ("prompt_cache", "prompt_progress_callback", "stats")
 
 
 def dflash_generate_step(
     prompt: mx.array,
     model: nn.Module,
     draft_model: Proposer,
-    stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    stream: Any = generation_stream,
     *,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
-    sampler: Callable[[mx.array], mx.array] | None = None,
-    logits_processors: list[Callable[[mx.array, mx.array], mx.array]] | None = None,
+    max_tokens: int = MAX_TOKENS,
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] | None = None,
     seed: int | None = None,
     block_size: int | None = None,
     verify_width: int | None = None,
     max_kv_size: int | None = None,
     prompt_cache: list[Any] | DFlashPromptCache | None = None,
-    prefill_step_size: int = DEFAULT_PREFILL_STEP_SIZE,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
     kv_bits: int | None = None,
-    kv_group_size: int = 64,
-    quantized_kv_start: int = DEFAULT_QUANTIZED_KV_START,
+    kv_group_size: int = KV_GROUP_SIZE,
+    quantized_kv_start: int = QUANTIZED_KV_START,
     prompt_progress_callback: Callable[[int, int], None] | None = None,
     stats: Stats | None = None,
-) -> Generator[tuple[int, mx.array, bool], None, None]:
-    """A generator of token ids that a drafter proposes and the target verifies.
+) -> Steps:
+    """Generate token ids that a drafter proposes and the target verifies.
 
     The tokens follow the target's own distribution whatever the drafter does: at temperature 0
     each one is the target's best, above it they are distributed as mlx-lm would draw them.
@@ -54,6 +55,7 @@ def dflash_generate_step(
         prompt (mx.array): Token ids [S], at least one.
         model (nn.Module): The target, from mlx-lm.
         draft_model (Proposer): The drafter, from :func:`mlx_dflash2.load_drafter`.
+        stream (mx.Stream): The stream to compute on. Default: mlx-lm's own.
         max_tokens (int): The most tokens to yield; ``-1`` for no limit. Default: ``256``.
         sampler (callable, optional): From :func:`mlx_dflash2.make_sampler`, whose drafts are
           accepted by rejection sampling; or any sampler of mlx-lm's kind, whose own draws are
@@ -61,7 +63,7 @@ def dflash_generate_step(
         logits_processors (list, optional): As in mlx-lm; each is called once for every token
           with exactly the tokens before it, unless it is a :class:`PureProcessor`.
         seed (int, optional): Makes the draws of a :func:`mlx_dflash2.make_sampler` sampler
-          repeatable, apart from ``mx.random``. Default: ``None``, which draws from there.
+          repeatable, and leaves ``mx.random`` alone. Default: ``None``, which uses ``mx.random``.
         block_size (int, optional): Rows of the drafter's block, anchor included, at most the
           number that it was trained with; 1 decodes plainly. Default: that number.
         verify_width (int, optional): Rows of the block that the target verifies, from 2 to
@@ -73,8 +75,8 @@ def dflash_generate_step(
           prompt: the target's, or also the drafter's context. They are updated in place: when the
           generator ends or is closed they cover exactly the prompt and the yielded tokens.
         prefill_step_size (int): Prompt tokens to process at a time. Default: ``2048``.
-        kv_bits, kv_group_size, quantized_kv_start (int): Quantisation of the key-value cache, as
-          in mlx-lm.
+        kv_bits, kv_group_size, quantized_kv_start (int): Quantization of the key-value cache, as
+          in mlx-lm. Defaults: ``None`` (no quantization), ``64``, ``5000``.
         prompt_progress_callback (callable, optional): Called with the prompt tokens processed
           so far and their total.
         stats (Stats, optional): Filled with what happened, complete when the generator ends.
@@ -86,23 +88,60 @@ def dflash_generate_step(
     Raises:
         ValueError: if an argument, or the pair of models, does not fit.
     """
-    check_prompt(prompt, max_tokens, prefill_step_size)
-    judge = Judge(sampler, logits_processors, seed)
+    options = GenerationOptions(
+        max_tokens=max_tokens,
+        sampler=sampler,
+        logits_processors=logits_processors,
+        seed=seed,
+        block_size=block_size,
+        verify_width=verify_width,
+        max_kv_size=max_kv_size,
+        prefill_step_size=prefill_step_size,
+        kv_bits=kv_bits,
+        kv_group_size=kv_group_size,
+        quantized_kv_start=quantized_kv_start,
+    )
+    yield from generate_tokens(
+        prompt,
+        model,
+        draft_model,
+        options,
+        stream,
+        prompt_cache=prompt_cache,
+        prompt_progress_callback=prompt_progress_callback,
+        stats=stats,
+    )
+
+
+def generate_tokens(
+    prompt: mx.array,
+    model: nn.Module,
+    draft_model: Proposer,
+    options: GenerationOptions,
+    stream: Any = generation_stream,
+    *,
+    prompt_cache: list[Any] | DFlashPromptCache | None = None,
+    prompt_progress_callback: Callable[[int, int], None] | None = None,
+    stats: Stats | None = None,
+) -> Steps:
+    """Generate token ids as :func:`dflash_generate_step`, with options as one object."""
+    check_prompt(prompt)
+    judge = Judge(options.sampler, options.logits_processors, options.seed)
     loop = Loop(
         model,
         draft_model,
         stream,
         Stats() if stats is None else stats,
-        kv_quantization=KVQuantization(kv_bits, kv_group_size, quantized_kv_start),
-        block_size=block_size,
-        verify_width=verify_width,
+        kv_quantization=options.kv_quantization,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
         adaptive=judge.is_repeatable_at_any_width,
     )
-    sequence = loop.open(judge, prompt_cache, max_kv_size)
-    left = float("inf") if max_tokens == -1 else max_tokens
+    sequence = loop.open(judge, prompt_cache, options.max_kv_size)
+    left = options.token_limit
     try:
         callback = prompt_progress_callback or (lambda *_: None)
-        decision = loop.prefill(sequence, prompt, prefill_step_size, callback)
+        decision = loop.prefill(sequence, prompt, options.prefill_step_size, callback)
         while left > 0:
             for row, token in enumerate(decision.tokens):
                 decision.taken += 1
@@ -118,14 +157,14 @@ def stream_generate(
     model: nn.Module,
     tokenizer: TokenizerWrapper | Any,
     prompt: str | mx.array | list[int],
-    max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_tokens: int = MAX_TOKENS,
     draft_model: Proposer | None = None,
-    stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    stream: Any = generation_stream,
     *,
     stop: str | Sequence[str] | None = None,
     **kwargs: Any,
 ) -> Generator[GenerationResponse, None, None]:
-    """A generator of text segments, as :func:`mlx_lm.stream_generate`.
+    """Generate text in segments, as :func:`mlx_lm.stream_generate`.
 
     Args:
         model (nn.Module): The target, from mlx-lm.
@@ -134,6 +173,7 @@ def stream_generate(
         max_tokens (int): The most tokens to generate; ``-1`` for no limit. Default: ``256``.
         draft_model (Proposer, optional): The drafter. Default: ``None``, which is
           :func:`mlx_lm.stream_generate` itself.
+        stream (mx.Stream): The stream to compute on. Default: mlx-lm's own.
         stop (str or list of str, optional): Texts that end the answer. No part of one is ever
           shown; generation, its counts and the caches end with the token that completes it.
         kwargs: The remaining options of :func:`dflash_generate_step`.
@@ -145,24 +185,41 @@ def stream_generate(
     Raises:
         ValueError: as :func:`dflash_generate_step`, or for ``max_tokens`` 0.
     """
-    stops = StopStrings(stop)
     if draft_model is None:
-        if stop:
+        if stop_strings(stop):
             raise ValueError("`stop` needs a `draft_model`: mlx-lm itself has no stop strings.")
         yield from mlx_lm.stream_generate(
             model, tokenizer, prompt, max_tokens, stream=stream, **kwargs
         )
         return
-    if max_tokens == 0:
-        raise ValueError("`max_tokens` has to be non-zero (-1 for no limit).")
+    run = {name: kwargs.pop(name, None) for name in _OF_A_RUN}
+    options = GenerationOptions.for_text(max_tokens=max_tokens, stop=stop, **kwargs)
+    yield from stream_text(model, tokenizer, prompt, draft_model, options, stream, **run)
+
+
+def stream_text(
+    model: nn.Module,
+    tokenizer: TokenizerWrapper | Any,
+    prompt: str | mx.array | list[int],
+    draft_model: Proposer,
+    options: GenerationOptions,
+    stream: Any = generation_stream,
+    **run: Any,
+) -> Generator[GenerationResponse, None, None]:
+    """Generate text as :func:`stream_generate`, with options as one object.
+
+    Args:
+        model, tokenizer, prompt, draft_model, stream: As for :func:`stream_generate`.
+        options (GenerationOptions): From :meth:`GenerationOptions.for_text`.
+        run: The arguments ``prompt_cache``, ``prompt_progress_callback`` and ``stats``.
+    """
     if not isinstance(tokenizer, TokenizerWrapper):
         tokenizer = TokenizerWrapper(tokenizer)
     prompt = encode_prompt(tokenizer, prompt)
-    steps = dflash_generate_step(
-        prompt, model, draft_model, stream, max_tokens=max_tokens, **kwargs
-    )
+    steps = generate_tokens(prompt, model, draft_model, options, stream, **run)
+    stops = StopStrings(options.stop)
     with wired_limit(model, [stream]), closing(steps):
-        yield from responses(steps, tokenizer, prompt.size, max_tokens, stops)
+        yield from responses(steps, tokenizer, prompt.size, options.max_tokens, stops)
 
 
 def generate(
@@ -174,7 +231,7 @@ def generate(
     stats: Stats | None = None,
     **kwargs: Any,
 ) -> str:
-    """A complete response, as :func:`mlx_lm.generate`.
+    """Generate a complete response, as :func:`mlx_lm.generate`.
 
     Args:
         model (nn.Module): The target, from mlx-lm.
@@ -190,7 +247,9 @@ def generate(
     if draft_model is None:
         if stats is not None:
             raise ValueError("`stats` needs a `draft_model`: mlx-lm itself does not fill it.")
-        return mlx_lm.generate(model, tokenizer, prompt, verbose=verbose, **kwargs)
+        # It takes arrays too, which its annotations leave out.
+        theirs: Any = prompt
+        return mlx_lm.generate(model, tokenizer, theirs, verbose=verbose, **kwargs)
     stats, text = Stats() if stats is None else stats, ""
     kwargs |= {"draft_model": draft_model, "stats": stats}
     for response in stream_generate(model, tokenizer, prompt, **kwargs):

@@ -242,11 +242,21 @@ class Loop:
         self.stats.generation_time += end - start
         return self.round.decisions
 
-    def launch(self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]) -> Round:
-        """Build a round's graph up to the target's logits; see :meth:`next_round`."""
+    def launch(
+        self,
+        sequences: list[Sequence],
+        layers: list[Any],
+        budgets: Rows[float],
+        lazy: bool = False,
+    ) -> Round:
+        """Build a round's graph up to the target's logits; see :meth:`next_round`.
+
+        Args:
+            lazy (bool): Leave the drafts unevaluated, too. Default: ``False``.
+        """
         widths = self._widths(sequences, layers, budgets)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
-        proposals = self._propose(sequences, anchors, widths)
+        proposals = self._propose(sequences, anchors, widths, lazy)
         return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
 
     def settle(self, extend: bool = True) -> None:
@@ -321,7 +331,7 @@ class Loop:
         ]
 
     def _propose(
-        self, sequences: list[Sequence], anchors: mx.array, widths: list[int]
+        self, sequences: list[Sequence], anchors: mx.array, widths: list[int], lazy: bool
     ) -> list[Proposal]:
         """Draft for every sequence that has room; none drafts once drafting has stopped."""
         proposals = [Proposal.none() for _ in sequences]
@@ -347,7 +357,8 @@ class Loop:
                 for index, proposal in zip(places, found, strict=True)
             ]
             # The drafter runs while the target's graph is built; launch errors show here.
-            mx.async_eval([x for proposal in found for x in proposal if x is not None])
+            if not lazy:
+                mx.async_eval([x for proposal in found for x in proposal if x is not None])
             for index, proposal in zip(places, found, strict=True):
                 proposals[index] = proposal
         self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])

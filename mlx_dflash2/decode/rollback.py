@@ -157,7 +157,7 @@ def _put_in_order(cache: BatchRotatingKVCache) -> None:
     """
     keys, values, offset, left_padding, size, count, index, rotated = cache.state
     if rotated:
-        keys, values = (mx.roll(x, -index, axis=2) for x in (keys, values))
+        keys, values = (mx.roll(x, -index, 2) for x in (keys, values))
         cache.state = (keys, values, offset, left_padding, size, count, keys.shape[2], False)
 
 
@@ -252,7 +252,7 @@ class Checkpoint:
         self.length = num_cached(prompt_cache)
         self.states = [None if drops_rows(cache) else _state(cache) for cache in prompt_cache]
         # Another thread may come back here.
-        mx.eval([value for _, value in tree_flatten(self.states) if isinstance(value, mx.array)])
+        mx.eval([x for x in dict(tree_flatten(self.states)).values() if isinstance(x, mx.array)])
 
     def fits(self, prompt_cache: Sequence[Any]) -> bool:
         """Whether the caches can go back: all that are unsaved here can still drop rows."""

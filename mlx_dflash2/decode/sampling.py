@@ -42,16 +42,16 @@ class Sampling:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ValueError(f"`{name}` has to be from {low} to {high} but is {value}.")
+                raise ValueError(f"`{name}` is {value} but has to be from {low} to {high}.")
             if type(low) is int and not isinstance(value, int):
-                raise ValueError(f"`{name}` has to be an integer but is {value}.")
+                raise ValueError(f"`{name}` is {value} but has to be an integer.")
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         settings = asdict(self) | {"xtc_special_tokens": list(self.xtc_special_tokens)}
         return sample_utils.make_sampler(**settings)(logprobs)
 
     def probs(self, logprobs: mx.array, key: mx.array) -> mx.array:
-        """The distribution that a draw from each row follows.
+        """Return the distribution that a draw from each row follows.
 
         Args:
             logprobs (mx.array): Rows [N, V] of log probabilities.
@@ -92,7 +92,7 @@ def make_sampler(
     xtc_threshold: float = 0.1,
     xtc_special_tokens: Sequence[int] | None = None,
 ) -> Sampling:
-    """A sampler with the arguments of :func:`mlx_lm.sample_utils.make_sampler`.
+    """Make a sampler with the arguments of :func:`mlx_lm.sample_utils.make_sampler`.
 
     Raises:
         ValueError: if a setting is out of its range, in one line.

@@ -1,28 +1,23 @@
-"""What a conversation keeps between turns: the target's caches and the drafter's context."""
+"""Keep a conversation between turns: the target's caches and the drafter's context."""
 
 import hashlib
-import json
-import os
-import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
 from ..drafter.model import Drafter, Proposer
 from ..targets import Target
+from .cache_file import CacheFile, read_cache_file, write_cache_file
 from .rollback import Checkpoint, check_caches, drops_rows, num_cached
 
 MAX_CHECKPOINTS = 4
-_METADATA = "mlx_dflash2"
-
-
 IN_USE = (
     "The prompt cache is in use by a generator that is still open: close it, or run it to its end, "
     "before the cache is used again."
@@ -89,28 +84,31 @@ class Session:
 class DFlashPromptCache(Session):
     """Target caches and drafter context of one conversation, and the tokens that they cover.
 
-    Give it as ``prompt_cache``; before each turn, :meth:`reuse` tells what of the prompt is new.
-    Caches that cannot be trimmed are remembered at the end of each prompt and each answer, and
-    go back to the latest of those places that a new prompt shares. Each such place holds a copy
-    of every recurrent state and every ring.
+    Give it as ``prompt_cache``; before each turn, :meth:`reuse` tells which tokens of the prompt
+    are new. Caches that cannot be trimmed are remembered at the end of each prompt and each
+    answer, and go back to the latest of those places that a new prompt shares. Each such place
+    holds a copy of every recurrent state and every ring.
 
     Args:
         model (nn.Module): The target.
         draft_model (Proposer): The drafter.
-        max_kv_size (int, optional): As in mlx-lm.
+        max_kv_size (int, optional): As in mlx-lm: it has no effect where the model makes its own
+            caches.
 
     Attributes:
         caches (list): The target's caches; plain mlx-lm can go on with them.
         tokens (list of int): The tokens that they cover, as far as known.
         context: The drafter's context.
+        max_kv_size (int, optional): In effect.
     """
 
     keeps_tokens = True
 
     def __init__(self, model: nn.Module, draft_model: Proposer, max_kv_size: int | None = None):
-        self.model, self.draft_model, self.max_kv_size = model, draft_model, max_kv_size
         if max_kv_size is not None and hasattr(model, "make_cache"):
             warn_no_effect("the model makes its own caches")
+            max_kv_size = None
+        self.model, self.draft_model, self.max_kv_size = model, draft_model, max_kv_size
         super().__init__(make_prompt_cache(model, max_kv_size), kept=True)
         check_caches(self.caches, self.caches)
         self.context = draft_model.make_context()
@@ -142,8 +140,8 @@ class DFlashPromptCache(Session):
         if self.is_lent:
             raise ValueError(IN_USE)
 
-    def _go_back(self, length: int):
-        """Cover at most the first ``length`` tokens: as many as the caches allow."""
+    def _go_back(self, length: int) -> None:
+        """Go back to at most ``length`` tokens, to as many as the caches allow."""
         usable = [c for c in self.checkpoints if c.length <= length and c.fits(self.caches)]
         if self.caches and all(cache.is_trimmable() for cache in self.caches):
             for cache in self.caches:
@@ -157,14 +155,14 @@ class DFlashPromptCache(Session):
         self.context = self._trimmed_context(len(self))
 
     def _trimmed_context(self, length: int) -> Any:
-        # A drafter's context that cannot be cut starts cold: slower, never wrong.
+        # A context that cannot be cut starts cold, which costs speed and nothing else.
         if hasattr(self.context, "trim_to"):
             self.context.trim_to(length)
             return self.context
         return self.draft_model.make_context()
 
     def context_for(self, draft_model: Proposer) -> Any:
-        """The context, or a cold one if another drafter is to go on."""
+        """Return the context, or a cold one if another drafter is to go on."""
         if draft_model is not self.draft_model:
             self.draft_model, self.context = draft_model, draft_model.make_context()
         return self.context
@@ -175,13 +173,13 @@ class DFlashPromptCache(Session):
             self.tokens += tokens
 
     def checkpoint(self) -> None:
-        """Remember this place, if there are caches that cannot always be trimmed back to it."""
+        """Remember this place, if a cache cannot always be trimmed back to it."""
         if not all(drops_rows(cache) for cache in self.working):
             self.checkpoints = [c for c in self.checkpoints if c.length < len(self)]
             first, *later = [*self.checkpoints, Checkpoint(self.working)]
             self.checkpoints = [first, *later[-MAX_CHECKPOINTS:]]
 
-    def save(self, file: str | Path, metadata: dict[str, str] | None = None):
+    def save(self, file: str | Path, metadata: dict[str, str] | None = None) -> None:
         """Write everything to a safetensors file, which mlx-lm can read too.
 
         Args:
@@ -189,62 +187,61 @@ class DFlashPromptCache(Session):
             metadata (dict, optional): mlx_lm.generate expects ``model`` and ``tokenizer_config``.
         """
         self._refuse_lent()
-        own = {
-            "tokens": self.tokens,
-            "offset": getattr(self.context, "offset", 0),
-            "drafter": fingerprint(self.draft_model),
-        }
-        metadata = (metadata or {}) | {_METADATA: json.dumps(own)}
-        file = Path(file)
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            target, whole = (str(Path(folder) / f"{name}.safetensors") for name in "tw")
-            save_prompt_cache(target, self.caches, metadata)
-            # The context goes behind the caches: mlx-lm reads as many entries as it has classes.
-            arrays, metadata = mx.load(target, return_metadata=True)
-            context = enumerate(_context_arrays(self.context))
-            arrays |= {f"{len(self.caches)}.{i}": array for i, array in context}
-            mx.save_safetensors(whole, arrays, metadata)
-            # Whoever reads the file meets the old one or the new one.
-            os.replace(whole, file)
+        content = CacheFile(
+            self.caches,
+            metadata or {},
+            self.tokens,
+            fingerprint(self.draft_model),
+            getattr(self.context, "offset", 0),
+            _context_arrays(self.context),
+        )
+        write_cache_file(file, content)
 
     @classmethod
     def load(
         cls, file: str | Path, model: nn.Module, draft_model: Proposer
-    ) -> tuple["DFlashPromptCache", dict[str, str]]:
+    ) -> tuple[Self, dict[str, str]]:
         """Read a file of :meth:`save`, or one that mlx-lm wrote, where the drafter starts cold.
 
         Returns:
             tuple: The cache, and the file's metadata.
 
         Raises:
-            FileNotFoundError: if the file is not there.
-            ValueError: if it is no prompt cache, or of another model.
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is not a prompt cache, or of another model.
         """
-        saved_metadata(file)
-        caches, metadata = load_prompt_cache(str(file), return_metadata=True)
-        own = json.loads(metadata.pop(_METADATA, "{}"))
+        content = read_cache_file(file)
+        return cls.restore(content, model, draft_model), content.metadata
+
+    @classmethod
+    def restore(cls, content: CacheFile, model: nn.Module, draft_model: Proposer) -> Self:
+        """Go on from a file that has been read.
+
+        Args:
+            content (CacheFile): From :func:`read_cache_file`.
+            model (nn.Module): The target.
+            draft_model (Proposer): The drafter; another one than the file's starts cold.
+
+        Raises:
+            ValueError: if the caches are of another model.
+        """
         self = cls(model, draft_model)
-        check_caches(caches, self.caches)
-        self.caches[:] = caches
-        if getattr(caches[0], "keep", 0) > 0:
-            self.max_kv_size = caches[0].max_size
-        self.tokens = own.get("tokens", [])
+        check_caches(content.caches, self.caches)
+        self.caches[:] = content.caches
+        if getattr(self.caches[0], "keep", 0) > 0:
+            self.max_kv_size = self.caches[0].max_size
+        self.tokens = content.tokens
         self.checkpoints = [Checkpoint(self.caches)]
-        if own.get("drafter") == fingerprint(draft_model):
-            self._load_context(mx.load(str(file)), own["offset"])
+        layers = getattr(self.context, "layers", [])
+        known = content.drafter == fingerprint(draft_model)
+        if known and len(content.context) == 2 * len(layers):
+            arrays = iter(content.context)
+            for layer, keys, values in zip(layers, arrays, arrays, strict=True):
+                layer.append(keys, values)
+            self.context.offset = content.offset
         # Nothing is left lazy: another thread may go on.
         mx.eval([cache.state for cache in self.caches], getattr(self.context, "state", []))
-        return self, metadata
-
-    def _load_context(self, arrays: dict[str, mx.array], offset: int):
-        prefix = f"{len(self.caches)}."
-        rows = {
-            name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)
-        }
-        if len(rows) == 2 * len(getattr(self.context, "layers", [])):
-            for i, layer in enumerate(self.context.layers):
-                layer.append(rows[str(2 * i)], rows[str(2 * i + 1)])
-            self.context.offset = offset
+        return self
 
 
 def open_session(
@@ -253,7 +250,7 @@ def open_session(
     prompt_cache: list[Any] | Session | None,
     max_kv_size: int | None = None,
 ) -> Session:
-    """Make whatever the caller gave as ``prompt_cache`` a session.
+    """Make a session of whatever the caller gave as ``prompt_cache``.
 
     Args:
         model (nn.Module): The target, from mlx-lm.
@@ -266,56 +263,37 @@ def open_session(
         ValueError: if the caches are not the target's, cannot be rolled back, or are in use.
     """
     fresh = target.make_cache(max_kv_size)
-    if prompt_cache is None:
-        session = Session(fresh, kept=False)
-        if max_kv_size is not None and hasattr(model, "make_cache"):
-            warn_no_effect("the model makes its own caches")
-    else:
-        given = isinstance(prompt_cache, Session)
-        session = prompt_cache if given else Session(prompt_cache, kept=True)
+    if isinstance(prompt_cache, Session):
+        session = prompt_cache
         if isinstance(session, DFlashPromptCache) and session.model is not model:
             raise ValueError("The prompt cache was made for another model object.")
-        if max_kv_size is not None:
-            warn_no_effect("a prompt cache is given")
+    else:
+        kept = prompt_cache is not None
+        session = Session(fresh if prompt_cache is None else prompt_cache, kept)
+    if max_kv_size is not None and session.kept:
+        warn_no_effect("a prompt cache is given")
+    elif max_kv_size is not None and hasattr(model, "make_cache"):
+        warn_no_effect("the model makes its own caches")
     if session.is_lent:
         raise ValueError(IN_USE)
     check_caches(session.caches, fresh)
     return session
 
 
-def saved_metadata(file: str | Path) -> dict[str, str]:
-    """The metadata of a saved prompt cache: ``model``, ``tokenizer_config`` and what else.
-
-    Raises:
-        FileNotFoundError: if the file is not there.
-        ValueError: if it is no prompt cache.
-    """
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"There is no prompt cache {file}.")
-    try:
-        _, metadata = mx.load(str(file), return_metadata=True)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{file} is no prompt cache: {error}") from error
-    # mlx-lm stores the caller's metadata as the first of three entries, the classes as the second.
-    if not any(key.startswith("1.") for key in metadata):
-        raise ValueError(f"{file} is no prompt cache.")
-    return {key[2:]: value for key, value in metadata.items() if key.startswith("0.")}
-
-
 def fingerprint(draft_model: Proposer) -> str:
-    """Tells drafters apart whose contexts are not interchangeable: by config and one norm."""
+    """Identify a drafter by its config and one norm: contexts of others cannot be used."""
     if not isinstance(draft_model, Drafter):
         return repr(type(draft_model))
     weights = np.array(draft_model.hidden_norm.weight.astype(mx.float32)).tobytes()
     return hashlib.sha256(repr(draft_model.args).encode() + weights).hexdigest()
 
 
-def warn_no_effect(reason: str):
-    """Say that ``max_kv_size`` does nothing here; mlx-lm drops it in silence."""
+def warn_no_effect(reason: str) -> None:
+    """Warn that ``max_kv_size`` has no effect here; mlx-lm ignores it without a word."""
     warnings.warn(f"`max_kv_size` has no effect, as in mlx-lm: {reason}.", stacklevel=4)
 
 
 def _context_arrays(context: Any) -> list[mx.array]:
-    """Keys and values of each layer in turn; none where the drafter is cold."""
+    """List keys, then values, of each layer; nothing if the drafter is cold."""
     layers = [layer for layer in getattr(context, "layers", []) if len(layer)]
     return [array for layer in layers for array in layer.keys_and_values()]

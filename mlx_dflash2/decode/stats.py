@@ -112,7 +112,7 @@ class Stats:
             f"only {accepted} of {drafted} first drafts were accepted, fewer than "
             f"{LOW_ACCEPTANCE:.0%}; likely causes, in this order: the drafter was made for another "
             "target or fine-tune, the chat template or thinking mode differs from its training, "
-            "the drafter's config or weights are damaged, its dtype or quantisation, the text is "
+            "the drafter's config or weights are damaged, its dtype or quantization, the text is "
             "unlike its training. `mlx_dflash2 doctor --trace` finds the stage at fault"
         )
 

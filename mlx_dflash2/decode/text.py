@@ -1,4 +1,4 @@
-"""Between text and tokens: prompts in, decoded segments out."""
+"""Encode prompts, and decode tokens to text up to a stop string."""
 
 import copy
 import time
@@ -12,40 +12,31 @@ from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
 
 
 def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | list[int]) -> mx.array:
-    """Token ids [S] of a prompt; text that starts with the BOS token gets no second one."""
+    """Encode a prompt as token ids [S].
+
+    Text that starts with the BOS token does not get a second one.
+    """
     if isinstance(prompt, mx.array):
         return prompt
     if isinstance(prompt, str):
         bos = tokenizer.bos_token
-        prompt = tokenizer.encode(
+        ids: list[int] = tokenizer.encode(
             prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
+        return mx.array(ids, dtype=mx.uint32)
     return mx.array(prompt, dtype=mx.uint32)
 
 
-def check_prompt(prompt: mx.array, max_tokens: int, prefill_step_size: int):
-    """Refuse what cannot be a prompt, a budget or a chunk.
+def check_prompt(prompt: mx.array) -> None:
+    """Refuse an array that is not a row of token ids.
 
     Raises:
-        ValueError: in one line, naming the argument.
+        ValueError: in one line.
     """
-    check_budget(max_tokens, prefill_step_size)
     if prompt.ndim != 1 or prompt.size == 0:
-        raise ValueError(f"`prompt` has to be one row of token ids but has shape {prompt.shape}.")
+        raise ValueError(f"`prompt` is of shape {prompt.shape} but has to be one row of token ids.")
     if not mx.issubdtype(prompt.dtype, mx.integer):
-        raise ValueError(f"`prompt` has to hold integers but holds {prompt.dtype}.")
-
-
-def check_budget(max_tokens: int, prefill_step_size: int):
-    """Refuse numbers of tokens that mean nothing.
-
-    Raises:
-        ValueError: in one line, naming the argument.
-    """
-    if max_tokens < -1:
-        raise ValueError(f"`max_tokens` has to be -1 (no limit) or more but is {max_tokens}.")
-    if prefill_step_size < 1:
-        raise ValueError(f"`prefill_step_size` has to be 1 or more but is {prefill_step_size}.")
+        raise ValueError(f"`prompt` is of dtype {prompt.dtype} but has to hold integers.")
 
 
 def chat_prompt(
@@ -58,24 +49,27 @@ def chat_prompt(
     template_config: dict[str, Any] | None = None,
     suffix_only: bool = False,
 ) -> list[int]:
-    """Token ids of one user message, in the model's chat template if it has one.
+    """Encode one user message, in the model's chat template if it has one.
 
     Args:
         tokenizer (TokenizerWrapper): The target's tokenizer.
         prompt (str): The user's message.
         system_prompt (str, optional): A system message before it.
-        prefill_response (str, optional): How the answer begins.
+        prefill_response (str, optional): The beginning of the answer.
         use_template (bool): Whether to use the chat template. Default: ``True``.
         template_config (dict, optional): More arguments of the template.
-        suffix_only (bool): Leave out what the template puts before the message: a prompt cache
-            covers it. Default: ``False``.
+        suffix_only (bool): Leave out the template's text before the message, which a prompt
+            cache covers. Default: ``False``.
+
+    Returns:
+        list of int: Token ids.
 
     Raises:
         ValueError: if an argument of the template is given where no template is used, the
-            template refuses the prompt, or the prompt has characters that are none.
+            template refuses the prompt, or the prompt contains lone surrogates.
     """
     if any(0xD800 <= ord(character) < 0xE000 for character in prompt):
-        # What Python makes of bytes on the command line or stdin that are not UTF-8.
+        # Python decodes bytes of the command line or stdin that are not UTF-8 to surrogates.
         raise ValueError("The prompt is not valid UTF-8.")
     if not (use_template and tokenizer.has_chat_template):
         given = {
@@ -94,7 +88,7 @@ def chat_prompt(
         messages.append({"role": "assistant", "content": prefill_response})
     text = _render(tokenizer, messages, template_config or {})
     if suffix_only:
-        # As mlx-lm does: what precedes a stand-in for the last message is the cached prefix.
+        # As in mlx-lm: the text before a placeholder for the message is the cached prefix.
         messages[-1]["content"] = "<query>"
         text = text[_render(tokenizer, messages, template_config or {}).index("<query>") :]
     return tokenizer.encode(text, add_special_tokens=False)
@@ -116,32 +110,42 @@ def _render(
         raise ValueError(f"The chat template does not take this prompt: {error}") from error
 
 
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return one stop string, several or none as a tuple.
+
+    Raises:
+        ValueError: if one is empty or is not a string.
+    """
+    if stop is None:
+        return ()
+    single = isinstance(stop, str) or not isinstance(stop, Iterable)
+    stops: tuple[Any, ...] = (stop,) if single else tuple(stop)
+    for text in stops:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"`stop` holds {text!r} but has to hold non-empty strings.")
+    return stops
+
+
 class StopStrings:
     """Cuts a stream of text before the first stop string, wherever segments begin and end.
 
-    Text that may yet become a stop string is held back until it is known.
+    Text that may become a stop string is held back until the next text decides.
 
     Args:
-        stop (str or sequence of str, optional): Stop strings. Default: ``None``.
+        stops (tuple of str): From :func:`stop_strings`.
 
-    Raises:
-        ValueError: if a stop string is empty or no string.
+    Attributes:
+        found (bool): Whether a stop string is complete.
     """
 
-    def __init__(self, stop: str | Sequence[str] | None = None):
-        stop = () if stop is None else stop
-        single = isinstance(stop, str) or not isinstance(stop, Iterable)
-        stops = [stop] if single else list(stop)
-        for text in stops:
-            if not isinstance(text, str) or not text:
-                raise ValueError(f"`stop` has to hold non-empty strings but holds {text!r}.")
+    def __init__(self, stops: tuple[str, ...]):
         self.given = bool(stops)
         machine = TextStateMachine({"normal": [(text, None) for text in stops]} if stops else None)
         self._state = machine.make_state()
         self.found = False
 
     def feed(self, text: str) -> str:
-        """What of the text so far can be shown."""
+        """Take in a piece of text, and return the text that can be shown now."""
         if self.found:
             return ""
         self._state, shown, name = TextStateMachine.step(self._state, text)
@@ -149,11 +153,11 @@ class StopStrings:
         return shown
 
     def would_end(self, text: str) -> bool:
-        """Whether a stop string would be complete with some more text."""
+        """Return whether more text would complete a stop string."""
         return not self.found and TextStateMachine.step(self._state, text)[2] is None
 
     def flush(self) -> str:
-        """What was held back and did not become a stop string."""
+        """Return text that was held back and did not become a stop string."""
         return "" if self.found else TextStateMachine.flush(self._state)[1]
 
 
@@ -194,7 +198,15 @@ def responses(
     max_tokens: int,
     stops: StopStrings,
 ) -> Generator[GenerationResponse, None, None]:
-    """Decode a stream of tokens into mlx-lm's responses, up to an EOS token, a stop or the end."""
+    """Decode a stream of tokens to mlx-lm's responses, up to an EOS token, a stop or the end.
+
+    Args:
+        steps (generator): Tokens, their log probabilities [V], and whether they were drafted.
+        tokenizer (TokenizerWrapper): The target's tokenizer.
+        prompt_size (int): Tokens of the prompt.
+        max_tokens (int): The most tokens that ``steps`` gives.
+        stops (StopStrings): Texts that end the answer.
+    """
     stream = TextStream(tokenizer, stops)
     tic, prompt_tps = time.perf_counter(), 0.0
 
@@ -225,7 +237,7 @@ def responses(
             break
         yield respond(text)
         text = ""
-    # Before the last response, so that whoever goes no further finds the caches as they should be.
+    # Close before the last response: a caller may stop there, and expects settled caches.
     steps.close()
     text += stream.finish()
     stopped = stops.found or step[0] in tokenizer.eos_token_ids
@@ -233,7 +245,7 @@ def responses(
 
 
 def _held_back(detokenizer: StreamingDetokenizer) -> str:
-    """Text of the tokens so far that is only shown once the next ones are known."""
+    """Text of the tokens so far that a detokenizer shows only after the next token."""
     detokenizer = copy.copy(detokenizer)
     detokenizer.finalize()
     return detokenizer.last_segment

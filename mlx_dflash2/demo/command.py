@@ -1,10 +1,12 @@
-"""The embedded pair on two prompts: the same tokens as plain mlx-lm, and at what speed."""
+"""Decode two prompts with the embedded pair and plainly: compare tokens, and time both."""
 
+import argparse
 import statistics
 import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,10 +14,13 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
 
+from ..blas.measure import blas_file
 from ..cli.console import note, prefill_progress, run
+from ..cli.start import add_blas_argument
 from ..decode.generate import stream_generate
 from ..decode.stats import Stats
 from ..evaluation.parity import TIE, compare_tokens
+from ..pairs.find import find_pair
 from ..pairs.load import Pair, load_pair
 
 PROMPTS = (
@@ -23,33 +28,39 @@ PROMPTS = (
     "Write a Python function that returns the sum of a list of numbers.",
 )
 # A CPU decodes a few tokens a second; a GPU needs more of them for a steady figure.
-MAX_TOKENS = {mx.cpu: 20, mx.gpu: 128}
+MAX_TOKENS = {mx.cpu: 48, mx.gpu: 128}
 
 
 @dataclass
-class Decoded:
-    """The tokens of one run, their log probabilities, and the seconds after the first token."""
+class Answer:
+    """One answer.
+
+    Attributes:
+        tokens (list of int): Its token ids.
+        logprobs (list of mx.array): A row of log probabilities [V] for each.
+        seconds (float): Time from the first token to the last.
+    """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[mx.array] = field(default_factory=list)
     seconds: float = 0.0
 
 
-def decode(responses: Iterable[GenerationResponse]) -> Decoded:
-    """Print a stream's text while it comes, and time it."""
-    decoded, start = Decoded(), 0.0
+def decode(responses: Iterable[GenerationResponse]) -> Answer:
+    """Print a stream's text while it is generated, and time it."""
+    answer, start = Answer(), 0.0
     for response in responses:
         start = start or time.perf_counter()
-        decoded.tokens.append(response.token)
-        decoded.logprobs.append(response.logprobs)
+        answer.tokens.append(response.token)
+        answer.logprobs.append(response.logprobs)
         print(response.text, end="", flush=True)
     print()
-    decoded.seconds = time.perf_counter() - start
-    return decoded
+    answer.seconds = time.perf_counter() - start
+    return answer
 
 
 def encode(pair: Pair, question: str) -> list[int]:
-    """A question's prompt in the target's chat template."""
+    """Encode a question in the target's chat template."""
     return pair.tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_dict=False
     )
@@ -57,8 +68,8 @@ def encode(pair: Pair, question: str) -> list[int]:
 
 def compare(
     pair: Pair, question: str, prompt: list[int], max_tokens: int
-) -> tuple[Decoded, Decoded, Stats]:
-    """Decode the answer to a question's prompt with drafts, then plainly."""
+) -> tuple[Answer, Answer, Stats]:
+    """Decode the answer to a question's prompt with drafts, then without."""
     stats = Stats()
     print(f"\n> {question}\n\n[with drafts]")
     models = (pair.model, pair.tokenizer, prompt, max_tokens)
@@ -81,8 +92,8 @@ def compare(
     return drafted, plain, stats
 
 
-def difference(drafted: Decoded, plain: Decoded) -> str | None:
-    """A line about the first token that differs, ``None`` if all are equal."""
+def difference(drafted: Answer, plain: Answer) -> str | None:
+    """Describe the first token that differs, in one line; ``None`` if all are equal."""
     if drafted.tokens == plain.tokens:
         return None
     pairs = enumerate(zip(drafted.tokens, plain.tokens, strict=False))
@@ -98,7 +109,7 @@ def difference(drafted: Decoded, plain: Decoded) -> str | None:
 
 
 def verify_cost(model: nn.Module, rows: int, repeats: int = 3) -> float:
-    """The time of a target pass over some rows, relative to one over a single row."""
+    """Time a target pass over some rows, relative to one over a single row."""
     cache = make_prompt_cache(model)
     mx.eval(model(mx.ones((1, 16), mx.uint32), cache=cache))
 
@@ -109,8 +120,8 @@ def verify_cost(model: nn.Module, rows: int, repeats: int = 3) -> float:
         trim_prompt_cache(cache, length)
         return elapsed
 
-    # Taken in turns, so that another load on the machine meets both; the first pass of a shape
-    # may compile kernels.
+    # In turns, so that another load on the machine affects both alike. The first pass of a
+    # shape may compile kernels and does not count.
     times = [(seconds(rows), seconds(1)) for _ in range(repeats + 1)][1:]
     block, single = (statistics.median(column) for column in zip(*times, strict=True))
     return block / single
@@ -119,7 +130,7 @@ def verify_cost(model: nn.Module, rows: int, repeats: int = 3) -> float:
 def speed_report(
     plain_tps: float, drafted_tps: float, acceptance: float, rows: int, cost: float, cpu: bool
 ) -> str:
-    """What the measured figures say about drafting on this machine.
+    """Explain the measured figures in a few lines.
 
     Args:
         plain_tps, drafted_tps (float): Tokens a second without and with drafts.
@@ -135,25 +146,25 @@ def speed_report(
         f"{acceptance:.2f} tokens.",
     ]
     if cost > acceptance:
-        lines.append("So drafting cannot pay here, even if the drafter itself took no time.")
+        lines.append("So drafting cannot pay here, even with a drafter that takes no time.")
     if cpu:
         lines.append(
-            "This is MLX's CPU backend, where a pass takes longer with every row. It shows that "
-            "the tokens are right; it says nothing about the speed on a GPU."
+            f"MLX's CPU backend computed this in float32, with {Path(blas_file()).name}; it says "
+            "nothing about the speed on a GPU."
         )
     return "\n".join(lines)
 
 
-def _warm_up(pair: Pair):
+def _warm_up(pair: Pair) -> None:
     for drafter in (pair.drafter, None):
         for _ in stream_generate(pair.model, pair.tokenizer, [1, 2], 3, draft_model=drafter):
             pass
 
 
 def _check(
-    model: nn.Module, prompt: list[int], drafted: Decoded, plain: Decoded, stats: Stats
+    model: nn.Module, prompt: list[int], drafted: Answer, plain: Answer, stats: Stats
 ) -> str | None:
-    """Exit if the tokens are other ones than plain mlx-lm's; a line if that is a mere tie."""
+    """Exit if the tokens are not those of plain mlx-lm; describe a tie between two tokens."""
     if stats.fallback:
         sys.exit(f"error: drafting stopped: {stats.fallback}")
     if (found := difference(drafted, plain)) is None:
@@ -167,8 +178,11 @@ def _check(
     )
 
 
-def _demo():
-    pair = load_pair(None, None)
+def _demo() -> None:
+    sources = find_pair()
+    for text in sources.notes:
+        note(text)
+    pair = load_pair(sources)
     device = mx.default_device().type
     _warm_up(pair)
     compared, ties = [], []
@@ -187,9 +201,17 @@ def _demo():
     print(speed_report(_tps(plain), _tps(drafted), acceptance, rows, cost, device == mx.cpu))
 
 
-def _tps(runs: Sequence[Decoded]) -> float:
+def _tps(runs: Sequence[Answer]) -> float:
     return sum(len(r.tokens) - 1 for r in runs) / sum(r.seconds for r in runs)
 
 
-def main():
+def setup_arg_parser() -> argparse.ArgumentParser:
+    """Set up and return the argument parser."""
+    parser = argparse.ArgumentParser(prog="mlx_dflash2.demo", description=__doc__)
+    add_blas_argument(parser)
+    return parser
+
+
+def main() -> None:
+    setup_arg_parser().parse_args()
     run(_demo)

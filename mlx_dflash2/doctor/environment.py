@@ -1,4 +1,4 @@
-"""What a machine brings: chip, memory, versions, kernels, disk and hub cache."""
+"""Describe a machine: chip, memory, versions, kernels, disk and hub cache."""
 
 import shutil
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
+from ..blas.measure import blas_file, blas_threads, gflops
 from ..evaluation.machine import environment
 from .chips import find_chip
 from .kernels import why_no_kernels
@@ -15,7 +16,7 @@ PACKAGE = "mlx-dflash2"
 
 
 def report() -> Iterator[str]:
-    """One line a fact; a line that starts with ``!`` is a problem."""
+    """Yield one line a fact. A line that starts with ``!`` is a problem."""
     found = environment()
     yield f"chip: {found['chip']}, {found['cores']} cores, {found['machine']}"
     if (chip := find_chip(found["chip"])) is not None:
@@ -29,17 +30,18 @@ def report() -> Iterator[str]:
     yield "versions: " + ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v)
     yield from _version_problems(found["versions"])
     yield from _kernels()
+    yield _blas()
     yield from _disk()
 
 
 def _version_problems(versions: dict[str, str | None]) -> Iterator[str]:
-    """Installed versions outside the range that this package asks for, which is the tested one."""
+    """Find installed versions outside the tested range, which is the one this package requires."""
     try:
         from packaging.requirements import Requirement
 
         requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
     except metadata.PackageNotFoundError:
-        yield f"! {PACKAGE} is not installed, so the tested versions are not known"
+        yield f"! {PACKAGE} is not installed, so the tested versions are unknown"
         return
     outside = False
     for requirement in requirements:
@@ -57,7 +59,13 @@ def _kernels() -> Iterator[str]:
     if (reason := why_no_kernels()) is None:
         yield "Metal kernels: available"
     else:
-        yield f"Metal kernels: none, plain MLX does their work: {' '.join(reason.split())}"
+        yield f"Metal kernels: none, plain MLX is used instead: {' '.join(reason.split())}"
+
+
+def _blas() -> str:
+    threads = blas_threads()
+    count = "" if threads is None else f", {threads} thread{'s' if threads > 1 else ''}"
+    return f"BLAS of MLX's CPU backend: {blas_file()}{count}, {gflops():.3g} GFLOP/s in float32"
 
 
 def _disk() -> Iterator[str]:

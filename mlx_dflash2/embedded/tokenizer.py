@@ -1,34 +1,34 @@
-"""Tokenizer files from the metadata of a GGUF file."""
+"""Write tokenizer files from the metadata of a GGUF file."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-# GGUF's type of the tokens that never come from text.
+# GGUF's type of control tokens, which text is never encoded to.
 CONTROL = 3
-# Ends a document; the metadata names only the token that ends a turn.
+# This token ends a document; the metadata names only the one that ends a turn.
 END_OF_TEXT = "<|endoftext|>"
 
 
-def eos_token_ids(info: dict) -> list[int]:
-    """The ids that end an answer: the end of a turn, then the end of a document.
+def eos_token_ids(info: dict[str, Any]) -> list[int]:
+    """List the ids that end an answer: the end of a turn, then the end of a document.
 
     Args:
-      info: GGUF metadata as plain values.
-    Returns:
-      One id for each, the chat's own first.
+        info (dict): GGUF metadata as plain values.
     """
     ids = [info["tokenizer.ggml.eos_token_id"], info["tokenizer.ggml.tokens"].index(END_OF_TEXT)]
     return list(dict.fromkeys(ids))
 
 
-def write_tokenizer(info: dict, folder: Path) -> None:
+def write_tokenizer(info: dict[str, Any], folder: Path) -> None:
     """Write tokenizer.json, tokenizer_config.json and the chat template into a folder.
 
     Args:
-      info: GGUF metadata as plain values, with a byte-level BPE of pre-tokenizer ``smollm``.
-      folder: an existing folder.
+        info (dict): GGUF metadata as plain values, with a byte-level BPE of pre-tokenizer
+            ``smollm``.
+        folder (Path): An existing folder.
     """
     tokens = info["tokenizer.ggml.tokens"]
     _tokenizer(info).save(str(folder / "tokenizer.json"))
@@ -48,7 +48,7 @@ def write_tokenizer(info: dict, folder: Path) -> None:
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _tokenizer(info: dict) -> Tokenizer:
+def _tokenizer(info: dict[str, Any]) -> Tokenizer:
     tokens = info["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in info["tokenizer.ggml.merges"]]
     vocab = {token: i for i, token in enumerate(tokens)}

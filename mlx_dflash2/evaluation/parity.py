@@ -1,11 +1,13 @@
-"""Whether an arm's tokens are plain decoding's, and if not, whether that is a tie."""
+"""Compare an arm's tokens with plain decoding's, and tell a tie from a fault."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 
 IDENTICAL, TIE, DIFFERENT = "identical", "tie", "different"
 
@@ -16,12 +18,12 @@ class Parity:
 
     Attributes:
         verdict (str): ``identical``; ``tie`` if the first difference is between the target's two
-            best tokens, no further apart than its own rounding; else ``different``.
-        index (int, optional): Of the first token that differs.
-        plain, found (int, optional): The two tokens there; ``None`` behind an answer's end.
+            best tokens and these are closer than its own rounding; else ``different``.
+        index (int, optional): Position of the first token that differs.
+        plain, found (int, optional): The two tokens there; ``None`` past an answer's end.
         gap (float, optional): The best logit minus the second, in a one-row pass.
-        noise (float, optional): The most that any logit of that row moves when it is computed
-            among several rows.
+        noise (float, optional): The largest change of a logit when the row is computed among
+            several rows.
     """
 
     verdict: str
@@ -39,13 +41,13 @@ def compare_tokens(
     found: Sequence[int],
     rows: int,
 ) -> Parity:
-    """Compare an answer with plain decoding's.
+    """Compare an answer with plain decoding's, and judge the first difference.
 
     Args:
         model (nn.Module): The target.
         prompt (sequence of int): Its token ids.
         plain, found (sequence of int): The two answers.
-        rows (int): Rows of the verify pass that found its answer.
+        rows (int): Rows of the verify pass that gave the answer.
     """
     if list(plain) == list(found):
         return Parity(IDENTICAL)
@@ -53,35 +55,61 @@ def compare_tokens(
     index = next((i for i, (a, b) in enumerate(shared) if a != b), min(len(plain), len(found)))
     expected = plain[index] if index < len(plain) else None
     given = found[index] if index < len(found) else None
-    gap, noise, best = audit(model, [*prompt, *plain[:index]], rows)
+    gap, noise, best = audit(model, prompt, plain[:index], rows)
     is_tie = {expected, given} == set(best) and gap <= 2 * noise
     return Parity(TIE if is_tie else DIFFERENT, index, expected, given, gap, noise)
 
 
-def audit(model: nn.Module, history: Sequence[int], rows: int) -> tuple[float, float, list[int]]:
-    """The target's choice after a history, computed twice by teacher forcing.
+def audit(
+    model: nn.Module, prompt: Sequence[int], answer: Sequence[int], rows: int
+) -> tuple[float, float, list[int]]:
+    """Compute the target's next token after a history in passes of different widths.
+
+    A ring of keys and values is summed in the order of its rows: single rows leave them in the
+    ring's order, a pass of several rows puts them in the order of time. Where a cache is a ring,
+    the whole answer is therefore repeated in passes of every width up to ``rows``.
 
     Args:
         model (nn.Module): The target.
-        history (sequence of int): All tokens before the choice.
-        rows (int): Rows of the second pass's last chunk; the first one's is a single row.
+        prompt, answer (sequence of int): All tokens before it.
+        rows (int): The most rows of a pass.
 
     Returns:
-        tuple: The gap between the two best logits of the single row; the largest change of a
-        logit in the other pass; and the two best tokens.
+        tuple: The gap between the single row's two best logits, the largest change of a logit in
+        another pass or its rounding, and the two best tokens.
     """
-    single = _last_logits(model, history, 1)
-    several = _last_logits(model, history, max(1, min(rows, len(history) - 1)))
+    history = [*prompt, *answer]
+    rows = max(1, min(rows, len(history) - 1))
+    if any(isinstance(cache, RotatingKVCache) for cache in make_prompt_cache(model)):
+        single = _last_logits(model, history, len(prompt), 1)
+        # Rounds keep any number of their rows.
+        several = [_last_logits(model, history, len(prompt), n) for n in range(2, rows + 1)]
+    else:
+        single = _last_logits(model, history, len(history) - 1, 1)
+        several = [_last_logits(model, history, len(history) - rows, rows)]
+    dtype, single = single.dtype, single.astype(mx.float32)
     best = mx.argsort(-single)[:2]
     gap = single[best[0]] - single[best[1]]
-    noise = mx.max(mx.abs(single - several))
-    return gap.item(), noise.item(), best.tolist()
+    noise = mx.max(mx.abs(single - mx.stack(several)))
+    # Tokens are chosen by log probabilities in the dtype of the logits.
+    noise = mx.maximum(noise, _spacing(single[best[0]] - mx.logsumexp(single), dtype))
+    return cast(float, gap.item()), cast(float, noise.item()), cast(list[int], best.tolist())
 
 
-def _last_logits(model: nn.Module, history: Sequence[int], rows: int) -> mx.array:
+def _spacing(x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """The distance between two neighboring numbers of a dtype around ``x``."""
+    return mx.finfo(dtype).eps * 2.0 ** mx.floor(mx.log2(mx.abs(x) + 1e-9))
+
+
+def _last_logits(model: nn.Module, history: Sequence[int], first: int, rows: int) -> mx.array:
+    """Compute the logits [V] after a history: ``first`` tokens at once, then ``rows`` a pass."""
     cache = make_prompt_cache(model)
-    tokens = mx.array(history)[None]
-    if len(history) > rows:
-        model(tokens[:, :-rows], cache=cache)
-        mx.eval([layer.state for layer in cache])
-    return model(tokens[:, -rows:], cache=cache)[0, -1].astype(mx.float32)
+    tokens = mx.array(list(history))[None]
+    # The last pass is whole: what is left over comes with the tokens before.
+    first = max(0, min(first, len(history) - 1))
+    first += (len(history) - first) % rows
+    starts = [0, *range(first, len(history), rows)] if first else [*range(0, len(history), rows)]
+    for start, end in pairwise([*starts, len(history)]):
+        logits = model(tokens[:, start:end], cache=cache)
+        mx.eval(logits, [layer.state for layer in cache])
+    return logits[0, -1]

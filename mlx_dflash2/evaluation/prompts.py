@@ -1,11 +1,12 @@
-"""Prompts: the built-in set, a JSONL file, or a public suite from the hub."""
+"""Read prompts: the built-in set, a JSONL file, or a public suite from the hub."""
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -16,9 +17,16 @@ _REASON = "Please reason step by step, and put your final answer within \\boxed{
 _CODE = "Write a solution to the following problem and make sure that it passes the tests:"
 
 
+class Chat(NamedTuple):
+    """Messages to answer, and the suite that they belong to."""
+
+    suite: str
+    messages: list[dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt's suite, its text for people, and its token ids."""
+    """A prompt's suite, its last message, and its token ids."""
 
     suite: str
     text: str
@@ -27,14 +35,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """A public data set: files of a hub repository, and how a row becomes a user's message."""
+    """A public data set: files of a hub repository, and how a row becomes a message."""
 
     repo: str
     files: str
     message: Callable[[dict[str, Any]], str]
 
 
-# Of MT-Bench's two turns only the first: the second would depend on each arm's own answer.
+# Of MT-Bench only the first turn: the second would depend on each arm's own answer.
 SUITES = {
     "gsm8k": Suite("openai/gsm8k", "main/test*", lambda row: f"{row['question']}\n{_REASON}"),
     "math500": Suite("HuggingFaceH4/MATH-500", "test*", lambda row: f"{row['problem']}\n{_REASON}"),
@@ -50,36 +58,34 @@ SUITES = {
 }
 
 
-def read_rows(names: Iterable[str], limit: int | None = None) -> list[dict[str, Any]]:
-    """Chats of suites, JSONL files or, for ``built-in``, of this package.
+def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
+    """Read the chats of suites, of JSONL files or, for ``built-in``, of this package.
 
     Args:
         names (iterable of str): ``built-in``, names of ``SUITES``, or paths of JSONL files.
-        limit (int, optional): The most prompts a suite.
-
-    Returns:
-        list: Objects with ``suite`` and ``messages``.
+        limit (int, optional): The most prompts per suite. Default: ``None``, all.
 
     Raises:
-        FileNotFoundError: if a file is missing or a suite cannot be had.
-        ValueError: if a line is no prompt.
+        FileNotFoundError: if a file is missing or a suite cannot be downloaded.
+        ValueError: if a line is not a prompt.
     """
-    rows, counts = [], {}
+    chats: list[Chat] = []
+    counts: Counter[str] = Counter()
     for name in names:
         if name in SUITES:
-            found = _suite_rows(name)
+            found = _suite_chats(name)
         else:
-            found = _jsonl_rows(BUILT_IN if name == "built-in" else Path(name).expanduser())
-        for row in found:
-            counts[row["suite"]] = counts.get(row["suite"], 0) + 1
-            if limit is None or counts[row["suite"]] <= limit:
-                rows.append(row)
-    if not rows:
+            found = _jsonl_chats(BUILT_IN if name == "built-in" else Path(name).expanduser())
+        for chat in found:
+            counts[chat.suite] += 1
+            if limit is None or counts[chat.suite] <= limit:
+                chats.append(chat)
+    if not chats:
         raise ValueError("There are no prompts to measure.")
-    return rows
+    return chats
 
 
-def _jsonl_rows(path: Path) -> Iterable[dict[str, Any]]:
+def _jsonl_chats(path: Path) -> Iterable[Chat]:
     if not path.is_file():
         raise FileNotFoundError(
             f"{path} is neither a file nor a suite; suites are built-in, {', '.join(SUITES)}."
@@ -89,7 +95,7 @@ def _jsonl_rows(path: Path) -> Iterable[dict[str, Any]]:
             yield _chat(line, f"{path}, line {number}", path.stem)
 
 
-def _chat(line: str, place: str, suite: str) -> dict[str, Any]:
+def _chat(line: str, place: str, suite: str) -> Chat:
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
@@ -98,32 +104,30 @@ def _chat(line: str, place: str, suite: str) -> dict[str, Any]:
     if isinstance(row, dict) and isinstance(row.get("prompt"), str):
         row = row | {"messages": [{"role": "user", "content": row["prompt"]}]}
     messages = row.get("messages") if isinstance(row, dict) else None
-    valid = isinstance(messages, list) and messages and all(map(_is_message, messages))
-    if not valid:
+    if not isinstance(messages, list) or not messages or not all(map(_is_message, messages)):
         raise ValueError(f"{place} has neither a `prompt` text nor a list of `messages`.")
-    return {"suite": str(row.get("suite", suite)), "messages": messages}
+    return Chat(str(row.get("suite", suite)), messages)
 
 
 def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and {"role", "content"} <= value.keys()
 
 
-def _suite_rows(name: str) -> Iterable[dict[str, Any]]:
+def _suite_chats(name: str) -> Iterable[Chat]:
     suite = SUITES[name]
     try:
         folder = snapshot_download(suite.repo, repo_type="dataset", allow_patterns=suite.files)
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise FileNotFoundError(
-            f"The suite {name} ({suite.repo}) is not in the hub's cache and the hub cannot be "
+            f"The suite {name} ({suite.repo}) is not in the hub's cache, and the hub cannot be "
             f"reached ({type(error).__name__}); built-in prompts and JSONL files work offline."
         ) from error
     files = sorted(Path(folder).glob(suite.files))
     if not files:
-        raise FileNotFoundError(f"{suite.repo} holds no {suite.files}.")
+        raise FileNotFoundError(f"{suite.repo} does not have {suite.files}.")
     for file in files:
         for row in _read_table(file):
-            message = {"role": "user", "content": suite.message(row)}
-            yield {"suite": name, "messages": [message]}
+            yield Chat(name, [{"role": "user", "content": suite.message(row)}])
 
 
 def _read_table(file: Path) -> list[dict[str, Any]]:
@@ -140,45 +144,44 @@ def _read_table(file: Path) -> list[dict[str, Any]]:
 
 
 def encode(
-    rows: Iterable[dict[str, Any]], tokenizer: TokenizerWrapper, thinking: str | None = None
+    chats: Iterable[Chat], tokenizer: TokenizerWrapper, thinking: str | None = None
 ) -> list[Prompt]:
-    """Prompts as token ids, in the target's chat template if it has one.
+    """Encode chats with the target's chat template, if it has one.
 
     Args:
-        rows (iterable): From :func:`read_rows`.
+        chats (iterable of Chat): From :func:`read_chats`.
         tokenizer (TokenizerWrapper): The target's.
-        thinking (str, optional): ``on``, ``off`` or ``both``, for templates that know
-          ``enable_thinking``; with ``both`` each suite comes twice. Default: ``None``, ``both``
-          for those templates and nothing for others.
+        thinking (str, optional): ``on``, ``off`` or ``both``, for templates with
+          ``enable_thinking``; ``both`` gives each suite twice. Default: ``None``, which is
+          ``both`` for those templates.
 
     Raises:
-        ValueError: if ``thinking`` is given for a template that does not know it.
+        ValueError: if ``thinking`` is given but the template has no ``enable_thinking``.
     """
     template = tokenizer.chat_template if tokenizer.has_chat_template else ""
-    knows = isinstance(template, str) and "enable_thinking" in template
-    if thinking is not None and not knows:
+    can_think = isinstance(template, str) and "enable_thinking" in template
+    if thinking is not None and not can_think:
         raise ValueError(
             f"`thinking` is {thinking!r} but the target's chat template has no enable_thinking."
         )
-    modes = {"on": [True], "off": [False]}.get(thinking, [False, True] if knows else [None])
+    modes = {"on": [True], "off": [False]}.get(thinking or "both", [False, True])
     prompts = []
-    for row in rows:
-        for mode in modes:
-            suite = row["suite"] + {True: ", thinking", False: "", None: ""}[mode]
-            config = {} if mode is None else {"enable_thinking": mode}
-            text = row["messages"][-1]["content"]
+    for suite, messages in chats:
+        for mode in modes if can_think else [False]:
+            config = {"enable_thinking": mode} if can_think else {}
+            content = messages[-1]["content"]
             if template:
-                chat = tokenizer.apply_chat_template(
-                    row["messages"], tokenize=False, add_generation_prompt=True, **config
+                text = tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True, **config
                 )
-                tokens = tokenizer.encode(chat, add_special_tokens=False)
+                tokens = tokenizer.encode(text, add_special_tokens=False)
             else:
-                tokens = tokenizer.encode(text)
-            prompts.append(Prompt(suite, text, tuple(tokens)))
+                tokens = tokenizer.encode(content)
+            prompts.append(Prompt(f"{suite}, thinking" if mode else suite, content, tuple(tokens)))
     return prompts
 
 
 def digest(prompts: Iterable[Prompt]) -> str:
-    """A short hash of all prompts' suites and token ids."""
+    """Return a short hash of all prompts' suites and token ids."""
     content = json.dumps([(prompt.suite, prompt.tokens) for prompt in prompts])
     return hashlib.sha256(content.encode()).hexdigest()[:16]

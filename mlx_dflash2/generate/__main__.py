@@ -1,3 +1,10 @@
-from .command import main
+"""Run the command."""
 
-main()
+from functools import partial
+
+from ..cli.start import start
+
+main = partial(start, __package__)
+
+if __name__ == "__main__":
+    main()

@@ -3,34 +3,34 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 from mlx_lm.generate import str2bool
 
 from ..cli.arguments import (
-    CACHE,
-    DRAFTING,
     add_cache_arguments,
     add_drafting_arguments,
     add_max_tokens_argument,
     add_model_arguments,
     add_prompt_arguments,
-    add_refused_arguments,
     add_sampling_arguments,
     add_stop_argument,
-    check_generation,
-    load_arguments,
-    named,
+    add_unsupported_arguments,
     safetensors_file,
-    sampling_options,
 )
+from ..cli.build import fit_to_tokenizer, generation_options, read_pair
 from ..cli.console import note, prefill_progress, run
-from ..decode.generate import stream_generate
-from ..decode.session import DFlashPromptCache, saved_metadata
+from ..decode.cache_file import CacheFile, read_cache_file
+from ..decode.defaults import GENERATE_MAX_TOKENS
+from ..decode.generate import stream_text
+from ..decode.options import GenerationOptions
+from ..decode.session import DFlashPromptCache
 from ..decode.stats import Stats
 from ..decode.text import chat_prompt
-from ..pairs.load import Pair, load_pair
+from ..pairs.find import find_pair
+from ..pairs.load import Pair
 
-REFUSED = {
+UNSUPPORTED = {
     "--image": "images are not drafted for; use mlx_lm.generate",
     "--num-draft-tokens": "a DFlash drafter drafts a block; see --block-size, --verify-width",
     "--use-default-chat-template": "it has no effect in mlx-lm either; leave it out",
@@ -45,14 +45,14 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_model_arguments(parser)
     add_prompt_arguments(parser)
     add_drafting_arguments(parser)
-    add_max_tokens_argument(parser, 100)
+    add_max_tokens_argument(parser, GENERATE_MAX_TOKENS)
     add_sampling_arguments(parser)
     add_cache_arguments(parser)
     add_stop_argument(parser)
     parser.add_argument(
         "--prompt-cache-file",
         default=None,
-        help="A file of saved caches to go on from, written by mlx_lm.cache_prompt or by "
+        help="A file of saved caches to continue from, written by mlx_lm.cache_prompt or by "
         "--save-prompt-cache",
     )
     parser.add_argument(
@@ -60,11 +60,11 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         type=safetensors_file,
         default=None,
         metavar="FILE",
-        help="Write the caches, which then cover prompt and answer, to a .safetensors file. "
-        "The prompt of --prompt-cache-file comes right behind them, as in mlx-lm; for turns of a "
-        "chat use mlx_dflash2.chat",
+        help="Write the caches of prompt and answer to a .safetensors file. As in mlx-lm, a run "
+        "with --prompt-cache-file appends its prompt directly; for the turns of a chat use "
+        "mlx_dflash2.chat",
     )
-    add_refused_arguments(parser, REFUSED)
+    add_unsupported_arguments(parser, UNSUPPORTED)
     parser.add_argument(
         "--verbose",
         type=str2bool,
@@ -74,19 +74,24 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _command(args: argparse.Namespace):
-    check_generation(args)
+def _command(args: argparse.Namespace) -> None:
+    options = generation_options(args)
     prompt = args.prompt.replace("\\n", "\n").replace("\\t", "\t")
     prompt = sys.stdin.read() if prompt == "-" else prompt
-    saved = saved_metadata(args.prompt_cache_file) if args.prompt_cache_file else {}
-    loading = load_arguments(args)
+    model, saved, tokenizer_config = args.model, None, {}
     if args.prompt_cache_file:
-        loading["model"] = same_model(args.model, saved.get("model"))
-    saved_config = json.loads(saved.get("tokenizer_config", "{}"))
-    loading["tokenizer_config"] = saved_config | loading["tokenizer_config"]
-    pair = load_pair(**loading, **named(args, DRAFTING))
-    for token in args.extra_eos_token:
-        pair.tokenizer.add_eos_token(token)
+        saved = read_cache_file(args.prompt_cache_file)
+        model = same_model(args.model, saved.metadata.get("model"))
+        tokenizer_config = json.loads(saved.metadata.get("tokenizer_config", "{}"))
+    sources = find_pair(
+        model,
+        args.draft_model,
+        draft_bits=args.draft_bits,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
+    )
+    pair = read_pair(sources, args, tokenizer_config)
+    options = fit_to_tokenizer(options, args, pair.tokenizer)
     tokens = chat_prompt(
         pair.tokenizer,
         prompt,
@@ -94,59 +99,64 @@ def _command(args: argparse.Namespace):
         prefill_response=args.prefill_response,
         use_template=not args.ignore_chat_template,
         template_config=args.chat_template_config,
-        suffix_only=bool(args.prompt_cache_file),
+        suffix_only=saved is not None,
     )
+    _answer(args, pair, tokens, options, saved)
+
+
+def _answer(
+    args: argparse.Namespace,
+    pair: Pair,
+    tokens: list[int],
+    options: GenerationOptions,
+    saved: CacheFile | None,
+) -> None:
+    """Print the answer, and save the caches if asked to."""
     cache = None
-    if args.prompt_cache_file:
-        cache, _ = DFlashPromptCache.load(args.prompt_cache_file, pair.model, pair.drafter)
+    if saved is not None:
+        cache = DFlashPromptCache.restore(saved, pair.model, pair.drafter)
     elif args.save_prompt_cache:
-        cache = DFlashPromptCache(pair.model, pair.drafter, args.max_kv_size)
-    _print_answer(args, pair, tokens, cache)
-    if args.save_prompt_cache:
-        config = json.dumps({"trust_remote_code": args.trust_remote_code})
-        cache.save(args.save_prompt_cache, {"model": pair.name, "tokenizer_config": config})
-
-
-def _print_answer(
-    args: argparse.Namespace, pair: Pair, tokens: list[int], cache: DFlashPromptCache | None
-):
-    options = named(args, CACHE + DRAFTING) | sampling_options(args, pair.tokenizer)
-    if cache is not None and not args.prompt_cache_file:
-        # The fresh cache was made with it.
-        options["max_kv_size"] = None
+        cache = DFlashPromptCache(pair.model, pair.drafter, options.max_kv_size)
+        # It has had its effect on the fresh caches.
+        options = replace(options, max_kv_size=None)
     stats = Stats()
     with prefill_progress() as progress:
-        for response in stream_generate(
+        for response in stream_text(
             pair.model,
             pair.tokenizer,
             tokens,
-            args.max_tokens,
-            draft_model=pair.drafter,
-            stop=args.stop,
+            pair.drafter,
+            options,
             prompt_cache=cache,
             prompt_progress_callback=progress,
             stats=stats,
-            **options,
         ):
             print(response.text, end="", flush=True)
     print()
     if args.verbose:
         note(stats.summary())
+    if cache is not None and args.save_prompt_cache:
+        config = json.dumps({"trust_remote_code": args.trust_remote_code})
+        cache.save(args.save_prompt_cache, {"model": pair.name, "tokenizer_config": config})
 
 
 def same_model(model: str | None, saved: str | None) -> str | None:
-    """The model to use with a prompt cache: the one that the cache was made with.
+    """Return the model that a prompt cache was made with.
+
+    Args:
+        model (str, optional): The model that is asked for.
+        saved (str, optional): The model that the prompt cache names.
 
     Raises:
-        ValueError: if another one is asked for, or neither is known.
+        ValueError: if they differ, or neither is known.
     """
     if model is None and saved is None:
-        raise ValueError("The prompt cache does not name its model: give it with `--model`.")
+        raise ValueError("The prompt cache does not name its model: give it with --model.")
     if model is not None and saved is not None and model != saved:
-        raise ValueError(f"`--model` is {model} but the prompt cache was made with {saved}.")
+        raise ValueError(f"`model` is {model} but has to be {saved}, as in the prompt cache.")
     return model if saved is None else saved
 
 
-def main():
+def main() -> None:
     args = setup_arg_parser().parse_args()
     run(lambda: _command(args))

@@ -24,10 +24,7 @@ class Walk(NamedTuple):
 
 
 def path_walk_ops(
-    scores: mx.array,
-    candidates: mx.array,
-    temperature: float = 0.0,
-    uniforms: mx.array | None = None,
+    scores: mx.array, candidates: mx.array, temperature: float = 0, uniforms: mx.array | None = None
 ) -> Walk:
     """Follow pair scores from the anchor, one candidate a position.
 
@@ -40,7 +37,7 @@ def path_walk_ops(
     Args:
         scores (mx.array): [B, L, K, K] float32, from :func:`pair_score`.
         candidates (mx.array): Token ids [B, L, K].
-        temperature (float): Default: ``0.0``.
+        temperature (float): Default: ``0``.
         uniforms (mx.array, optional): [B, L] in [0, 1), required above temperature 0.
 
     Raises:
@@ -95,10 +92,7 @@ def output_spec(candidates: mx.array) -> dict[str, list]:
 
 
 def path_walk_kernel(
-    scores: mx.array,
-    candidates: mx.array,
-    temperature: float = 0.0,
-    uniforms: mx.array | None = None,
+    scores: mx.array, candidates: mx.array, temperature: float = 0, uniforms: mx.array | None = None
 ) -> Walk:
     """Compute :func:`path_walk_ops` in one launch. NaN counts as -infinity."""
     B, _, K = candidates.shape
@@ -114,10 +108,7 @@ def path_walk_kernel(
 
 
 def _probe(
-    scores: mx.array,
-    candidates: mx.array,
-    temperature: float = 0.0,
-    uniforms: mx.array | None = None,
+    scores: mx.array, candidates: mx.array, temperature: float = 0, uniforms: mx.array | None = None
 ) -> Probe | None:
     K, dtype = candidates.shape[-1], candidates.dtype
     if K > MAX_K or candidates.size == 0:

@@ -19,10 +19,7 @@ def transform_logits(
 
 
 def top_k_ops(
-    logits: mx.array,
-    k: int,
-    multiplier: float = 1.0,
-    softcap: float | None = None,
+    logits: mx.array, k: int, multiplier: float = 1.0, softcap: float | None = None
 ) -> tuple[mx.array, mx.array]:
     """Find the ``k`` largest logits of each row, value descending and then id ascending.
 
@@ -92,10 +89,7 @@ def _stable_descending(values: mx.array) -> mx.array:
 
 
 def top_k_kernel(
-    logits: mx.array,
-    k: int,
-    multiplier: float = 1.0,
-    softcap: float | None = None,
+    logits: mx.array, k: int, multiplier: float = 1.0, softcap: float | None = None
 ) -> tuple[mx.array, mx.array]:
     """Compute :func:`top_k_ops` in one launch, or in two where threadgroups share a row.
 

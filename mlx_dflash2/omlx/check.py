@@ -1,127 +1,162 @@
-"""Would oMLX run DFlash with the settings it has, and if not, why not."""
+"""Would oMLX run DFlash with a target, a drafter and settings, and if not, why not."""
 
+import hashlib
 import json
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+import re
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from .entry import entry_problems, entry_warnings
-from .fields import known_fields
-from .fit import Pair, check_pair, check_quant
-from .locate import Target, find_drafter
-from .settings import QUANTIZED_BLOCK_SIZE, check_draft_reference, chip_generation, is_repo_id
+from .change import Entry, Models, entry_warnings
+from .locate import ListedModel, OmlxVersion, find_drafter
+from .log import LoggedModel
+from .settings import check_draft_reference, chip_generation, refusals, value_problems
+
+_TARGET_TYPES = "gemma4, gemma4_text, gemma4_unified, laguna, muse_glimmer, muse_glimmer_text"
+# A drafter with a head or an embedding of its own is refused by oMLX's runtime.
+_FOREIGN_TENSORS = ("lm_head.", "embed_tokens.", "model.lm_head.", "model.embed_tokens.")
 
 
-@dataclass
-class Report:
-    """What would run, what stands in the way, and what may surprise."""
+class FittingPair(NamedTuple):
+    """What the settings depend on, read from two model folders that fit each other."""
 
-    facts: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
+    model_type: str
+    block_size: int
+    target_quantized: bool
+    drafter_quantized: bool
+    drafter_rows: tuple[int, ...]
+
+
+def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
+    """Check two model folders with the code that binds them for decoding, and with oMLX's rules.
+
+    ``hashes`` compares the drafter's files with the hub's hashes, which reads all of them.
+    """
+    # These start MLX, which no other part of the command needs.
+    from ..checkpoint.files import read_config, read_headers, weight_files
+    from ..checkpoint.load import is_drafter, read_drafter_args
+    from ..drafter.fit import check_fit
+    from ..targets.shape import TargetShape
+
+    config, drafter_config = read_config(target), read_config(drafter)
+    if is_drafter(config):
+        raise ValueError(f"target: found the drafter {target}, allowed: the model it was made for")
+    model_type, found = str(config.get("model_type")), drafter_config.get("architectures") or []
+    if "qwen" not in model_type and model_type not in _TARGET_TYPES.split(", "):
+        allowed = f"a Qwen type, {_TARGET_TYPES}"
+        raise ValueError(f"target model_type: found {model_type!r}, allowed: {allowed}")
+    if "DFlash2DraftModel" not in found:
+        raise ValueError(f"drafter architectures: found {found!r}, allowed: ['DFlash2DraftModel']")
+    args, shape = read_drafter_args(drafter), TargetShape.from_config(config)
+    check_fit(args, shape)
+    read_headers(weight_files(target))
+    files = weight_files(drafter)
+    for name in read_headers(files):
+        if name.startswith(_FOREIGN_TENSORS):
+            raise ValueError(f"drafter tensor: found {name!r}, allowed: no head or embedding")
+    for file in files if hashes else ():
+        check_hash(file)
+    attention, taps = args.num_attention_heads * args.head_dim, len(args.target_layer_ids)
+    rows = (args.hidden_size, args.intermediate_size, attention, taps * shape.hidden_size)
+    stored, drafter_stored = (
+        bool(side.get("quantization") or side.get("quantization_config"))
+        for side in (config, drafter_config)
+    )
+    return FittingPair(model_type, args.block_size, stored, drafter_stored, rows)
+
+
+def check_hash(file: Path) -> None:
+    """Compare a weight file with the hash that the hub gave for it, where the download kept it."""
+    blob = file.resolve()
+    note = file.parent / ".cache" / "huggingface" / "download" / f"{file.name}.metadata"
+    lines = note.read_text(encoding="utf-8").split("\n") if note.is_file() else []
+    published = blob.name if blob.parent.name == "blobs" else "".join(lines[1:2]).strip()
+    if re.fullmatch(r"[0-9a-f]{64}", published):
+        with open(file, "rb") as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+        if found != published:
+            allowed = f"{published[:12]} as published; download it again"
+            raise ValueError(f"drafter file {file}: found sha256 {found[:12]}, allowed: {allowed}")
+
+
+def check_entry(entry: Entry, pair: FittingPair) -> None:
+    """Refuse settings that do not suit the drafter: its block, and how it is quantized."""
+    size, group = entry.get("dflash_block_size"), entry.get("dflash_draft_quant_group_size")
+    if type(size) is int and size > pair.block_size:
+        allowed = f"2 to {pair.block_size}, the drafter's own"
+        raise ValueError(f"dflash_block_size: found {size}, allowed: {allowed}")
+    quantizes = entry.get("dflash_draft_quant_enabled")
+    if quantizes and pair.drafter_quantized:
+        allowed = "false, the drafter is quantized already"
+        raise ValueError(f"dflash_draft_quant_enabled: found true, allowed: {allowed}")
+    group = 64 if group is None else group
+    # The check of single values names what is not a size at all.
+    odd = [row for row in pair.drafter_rows if type(group) is int and group > 0 and row % group]
+    if quantizes and odd:
+        allowed = f"a divisor of the drafter's row lengths, such as {odd[0]}"
+        raise ValueError(f"dflash_draft_quant_group_size: found {group}, allowed: {allowed}")
 
 
 def check_settings(
-    models: Mapping[str, Mapping[str, Any]],
-    target: Target,
-    drafter: Path | None = None,
+    models: Models,
+    target: ListedModel,
+    omlx: OmlxVersion,
     *,
+    drafter: Path | None = None,
     chip: str | None = None,
-    known: Collection[str] | None = None,
-    all_known: Collection[str] | None = None,
-) -> Report:
-    """Check the settings of one model against its folder and its drafter.
+    hashes: bool = True,
+) -> tuple[list[str], list[str]]:
+    """List what keeps DFlash from running with the settings of a model, and what may surprise.
 
-    Args:
-        models (dict): The settings of all models.
-        target (Target): The model.
-        drafter (Path, optional): The drafter that is meant. Default: the one in the settings.
-        chip (str, optional): The server's chip, if known.
-        known (collection, optional): DFlash keys that this oMLX knows. Default: those of the
-            newest version in the field table.
-        all_known (collection, optional): All keys it knows, if that is certain.
-    Returns:
-        Report: Without problems, DFlash would run.
+    ``drafter`` is the one that is meant, by default that of the settings.
     """
-    report = Report(warnings=list(target.warnings))
-    entry = models.get(target.model_id)
-    if entry is None:
-        report.problems.append(_no_entry(models, target.model_id))
-        return report
-    report.problems += entry_problems(entry)
-    report.warnings += entry_warnings(models, target.model_id, all_known)
-    if entry.get("dflash_enabled") is not True:
-        found = json.dumps(entry.get("dflash_enabled"))
-        report.problems.append(f"dflash_enabled: found {found}, allowed: true")
-    if "dflash_block_size" not in (known_fields() if known is None else known):
-        report.problems.append("this oMLX knows no dflash_block_size: it is too old for DFlash 2")
-    pair = _check_drafter(report, entry.get("dflash_draft_model"), target, drafter)
-    if pair is not None:
-        try:
-            check_quant(entry, pair)
-        except ValueError as error:
-            report.problems.append(str(error))
-        _check_block(report, entry.get("dflash_block_size"), pair)
-    _check_chip(report, entry, chip)
-    return report
-
-
-def _no_entry(models: Mapping[str, Any], model_id: str) -> str:
-    near = [k for k in models if k.replace("--", "/").split("/")[-1] == model_id.split("--")[-1]]
-    aliased = [k for k, entry in models.items() if entry.get("model_alias") == model_id]
-    hint = f"; the file has {near[0]!r}, which oMLX does not find" if near else ""
-    hint = f"; it is the alias of {aliased[0]!r}" if aliased else hint
-    return f"models: no entry {model_id!r}{hint}"
-
-
-def _check_drafter(
-    report: Report, reference: Any, target: Target, drafter: Path | None
-) -> Pair | None:
-    if not isinstance(reference, str):
-        report.problems.append("dflash_draft_model: found no such key, allowed: a drafter")
-        return None
+    model_id, model_type = target.model_id, ""
+    if model_id not in models:
+        near = [k for k in models if re.split("--|/", k)[-1] == model_id.split("--")[-1]]
+        near += [k for k, entry in models.items() if entry.get("model_alias") == model_id]
+        hint = f"; oMLX does not look under {near[0]!r}" if near else ""
+        return [f"models: no entry {model_id!r}{hint}"], []
+    entry = models[model_id]
+    problems = refusals(entry) + value_problems(entry)
+    notes = [*filter(None, [target.note]), *entry_warnings(models, model_id)]
+    if not entry.get("dflash_enabled"):
+        problems.append("dflash_enabled: found false, allowed: true")
     try:
+        omlx.check()
+        reference = str(entry.get("dflash_draft_model") or "")
         check_draft_reference(reference)
-        if is_repo_id(reference):
-            report.warnings.append(
-                f"dflash_draft_model is a repo id: without network and hub cache {reference} "
-                "falls back in silence; an absolute path is safer"
-            )
         folder = find_drafter(reference)
+        notes += [] if reference[0] == "/" else [f"{reference}: a path does not need the network"]
         if drafter is not None and not folder.samefile(drafter):
             raise ValueError(f"dflash_draft_model: found {reference!r}, allowed: '{drafter}'")
-        pair = check_pair(target.folder, folder)
+        if target.folder is None:
+            raise ValueError(f"target: {model_id} is not below oMLX's model directories")
+        pair = check_pair(target.folder, folder, hashes)
+        model_type = pair.model_type
+        check_entry(entry, pair)
     except (ValueError, OSError) as error:
-        report.problems.append(str(error))
-        return None
-    report.facts.append(f"drafter {folder} fits {target.folder}, block size {pair.block_size}")
-    return pair
-
-
-def _check_block(report: Report, block_size: Any, pair: Pair) -> None:
-    if type(block_size) is not int:
-        return
-    if block_size > pair.block_size:
-        report.problems.append(
-            f"dflash_block_size: found {block_size}, allowed: 2 to {pair.block_size}, the "
-            "drafter's own"
-        )
-    elif pair.target_quantized and block_size > QUANTIZED_BLOCK_SIZE:
-        report.warnings.append(
-            f"dflash_block_size is {block_size}: above {QUANTIZED_BLOCK_SIZE} a quantised target "
-            "verifies slower"
-        )
-
-
-def _check_chip(report: Report, entry: Mapping[str, Any], chip: str | None) -> None:
+        problems.append(str(error))
     bits = entry.get("dflash_draft_quant_activation_bits")
-    if not entry.get("dflash_draft_quant_enabled") or bits == 32:
-        return
-    if chip is None:
-        report.warnings.append("the chip is not known: on M1 and M2 activation bits must be 32")
-    elif chip_generation(chip) <= 2:
-        report.problems.append(
-            f"dflash_draft_quant_activation_bits: found {json.dumps(bits)}, allowed: 32 on {chip} "
-            "(else nearly every draft is rejected)"
-        )
+    sixteen = entry.get("dflash_draft_quant_enabled") and bits != 32
+    if sixteen and not omlx.drafts_batched(model_type):
+        allowed = "32 on M1 and M2, else nearly every draft is rejected"
+        line = f"dflash_draft_quant_activation_bits: found {json.dumps(bits)}, allowed: {allowed}"
+        notes += [line] if chip is None else []
+        problems += [line] if chip is not None and chip_generation(chip) <= 2 else []
+    return problems, notes + omlx.notes(entry, model_type)
+
+
+def status_row(
+    models: Models, target: ListedModel, log: LoggedModel, omlx: OmlxVersion, chip: str | None
+) -> tuple[str, str, str, str, str, str]:
+    """Tell of a model: DFlash, drafter, quantization, acceptance, and what is to do."""
+    entry = models.get(target.model_id, {})
+    if not entry.get("dflash_enabled"):
+        return target.model_id, "off", "", "", "", ""
+    problems, _ = check_settings(models, target, omlx, chip=chip, hashes=False)
+    bits, group = (entry.get(f"dflash_draft_quant_{key}") for key in ("weight_bits", "group_size"))
+    quant = f"{bits or 4} bits, group {group or 64}"
+    quant = quant if entry.get("dflash_draft_quant_enabled") else "as stored"
+    share = "" if log.acceptance is None else f"{log.acceptance:.1f} %"
+    drafter = Path(str(entry.get("dflash_draft_model"))).name
+    todo = (*problems, "" if log.ran else log.verdict)[0]
+    return target.model_id, "on", drafter, quant, share, todo

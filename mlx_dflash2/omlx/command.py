@@ -1,284 +1,287 @@
-"""The command `mlx_dflash2.omlx`: export, disable, check, apply."""
+"""The command `mlx_dflash2.omlx`: export, apply, disable, check, status."""
 
 import argparse
 import getpass
 import json
 import os
-import subprocess
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from .admin import Admin, AdminError
-from .arguments import setup_arg_parser
-from .check import check_settings
-from .fields import check_value, installed_fields, known_fields
-from .fit import Pair, check_pair, check_quant
-from .locate import Target, base_dir, find_drafter, find_target, server_answers
-from .log import read_log, what_to_look_for
-from .merge import (
-    SETTINGS_NAME,
-    Change,
-    disable_settings,
-    merge_settings,
-    read_settings,
-    write_change,
+from ..cli import console
+from . import server
+from .change import Models, SettingsChange, plan_disable, plan_export
+from .check import check_entry, check_pair, check_settings, status_row
+from .file import SETTINGS_NAME, read_settings, write_change
+from .locate import ListedModel, OmlxVersion, base_dir, discover, find_drafter, find_target
+from .log import LoggedModel, find_log, log_lines, read_log
+from .settings import model_settings
+
+COMMANDS = {
+    "export": "show the settings and the change to oMLX's file; --write makes it",
+    "apply": "change a running oMLX over its admin interface, after asking",
+    "disable": "switch DFlash off and give back what was changed; --write makes it",
+    "check": "say whether oMLX would run DFlash, or whether it did, and why not",
+    "status": "show all models: DFlash, drafter, quantization, acceptance and what to do",
+}
+_OPTIONS = ("block_size", "group_size", "activation_bits", "verify_mode", "max_ctx")
+_FLAG = {"action": "store_true"}
+_KEYS = {"action": "append", "default": [], "metavar": "KEY"}
+# Each flag, the first letters of the commands that take it, and what it means.
+_FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("--base-path", "eadcs", "oMLX's base directory, if it is started with one", {}),
+    ("--model-dir", "eadcs", "a model directory of oMLX; default: models", {"action": "append"}),
+    ("--url", "eadcs", "where oMLX listens", {"default": server.DEFAULT_URL}),
+    ("--model", "ead", "the target: its folder, or its name in oMLX", {"required": True}),
+    ("--model", "c", "a target; default: all that have DFlash on", {}),
+    ("--model-id", "eadc", "the target's id, where oMLX shows another one", {}),
+    ("--draft-model", "ea", "the drafter: its folder or repo id", {"required": True}),
+    ("--draft-model", "c", "the drafter that is meant", {}),
+    ("--chip", "eacs", "the chip of oMLX's Mac, such as M4 Max; default: this one's", {}),
+    ("--omlx-version", "eacs", "default: asked from the server, or found on this machine", {}),
+    ("--log", "cs", "read the log: oMLX's own, or this file", {"nargs": "?", "const": ""}),
+    ("--draft-bits", "ea", "quantization at load; default: 4", {"choices": "2 4 8 none".split()}),
+    ("--draft-group-size", "ea", "default: 64", {"type": int, "dest": "group_size"}),
+    ("--draft-activation-bits", "ea", "default: by chip", {"type": int, "dest": "activation_bits"}),
+    (
+        "--block-size",
+        "ea",
+        "default: 5, or the drafter's own if nothing is quantized",
+        {"type": int},
+    ),
+    ("--verify-mode", "ea", "how oMLX verifies; default: dflash", {}),
+    ("--max-ctx", "ea", "longest prompt for DFlash; default: no limit", {"type": int}),
+    ("--set", "ea", "any other DFlash key, as KEY=JSON", _KEYS | {"metavar": "KEY=JSON"}),
+    ("--unset", "ea", "remove a key", _KEYS),
+    ("--turn-off", "ea", "turn a switch off that oMLX refuses beside DFlash", _KEYS),
+    ("--replace-mtp", "ea", "turn MTP off; disable gives it back", _FLAG),
+    ("--json", "ea", "print only the settings", _FLAG),
+    ("--diff", "ead", "print only the change", _FLAG),
+    ("--write --yes", "ead", "make the change, do not ask", _FLAG),
+    ("--dry-run", "a", "only show the change", _FLAG),
+    ("--no-reload", "a", "leave models loaded", _FLAG),
+    ("--off-only", "d", "keep the other DFlash keys", _FLAG),
+    ("--running", "d", "change the server, not the file", _FLAG),
+    ("--key-file", "ad", "a file with oMLX's API key; default: ask for it", {}),
 )
-from .remote import Applied, apply_settings, disable_remote
-from .settings import DEFAULT_QUANT, chip_generation, model_settings
+
+
+def setup_arg_parser() -> argparse.ArgumentParser:
+    """Set up the command line, with one subparser a command."""
+    parser = argparse.ArgumentParser(
+        prog="mlx_dflash2.omlx", description="Make oMLX run a model with a DFlash 2 drafter"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, words in COMMANDS.items():
+        command = commands.add_parser(name, help=words, description=words)
+        for flag, letters, meaning, options in _FLAGS:
+            if name[0] in letters:
+                command.add_argument(*flag.split(), help=meaning, **options)
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line.
-
-    Args:
-        argv (list, optional): The arguments. Default: those of the process.
-    Raises:
-        SystemExit: With one line on what is wrong, if DFlash would not run.
-    """
+    """Run the command line; the exit status is not 0 if DFlash would not run, or did not."""
     args = setup_arg_parser().parse_args(argv)
-    commands = {"export": _export, "disable": _disable, "check": _check, "apply": _apply}
-    try:
-        commands[args.command](args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
+    command = {"check": _check, "status": _status}.get(args.command, _change)
+    console.run(lambda: command(args))
 
 
-def _export(args: argparse.Namespace) -> None:
-    base = base_dir(args.base_path)
-    target, settings = _settings(args, _model_dirs(args, base))
-    plan = merge_settings(
-        base / SETTINGS_NAME,
-        settings,
-        unset=args.unset,
-        replace_mtp=args.replace_mtp,
-        known=_all_known(args),
-    )
-    print(json.dumps(settings, indent=2, ensure_ascii=False))
-    _show(plan, (*target.warnings, *plan.warnings))
-    running = server_answers(args.url)
-    if not args.write:
-        if running:
-            _warn(f"a server answers on {args.url}: stop it before --write, or use apply")
-        if not plan.empty:
-            print("nothing changed; --write makes the change")
-        return
-    _refuse_running(running, args.url)
-    _write(plan)
-    drafter = settings["models"][target.model_id]["dflash_draft_model"]
-    print(what_to_look_for(target.model_id, drafter, base / "logs" / "server.log"))
-
-
-def _disable(args: argparse.Namespace) -> None:
-    if args.running:
-        plan = disable_remote(
-            _session(args.url, args.key_file),
-            args.model_id or _target_id(args, Path(args.base_path or "~/.omlx").expanduser()),
-            off_only=args.off_only,
-            dry_run=not args.write,
-        )
-        _show(plan, plan.warnings)
+def _change(args: argparse.Namespace) -> None:
+    """Export, apply or disable: plan a change, show it, and make it if that is wanted."""
+    admin = listed = None
+    if args.command == "apply" or getattr(args, "running", False):
+        # Which folder and id a server means is checked with the server, not by its directories.
+        base = Path(args.base_path or "~/.omlx").expanduser()
+        admin = _session(args)
+        place, listed = admin.url, admin.models()
+        models = {name: server.stored_settings(model) for name, model in listed.items()}
     else:
         base = base_dir(args.base_path)
-        model_id = args.model_id or _target_id(args, base)
-        plan = disable_settings(base / SETTINGS_NAME, model_id, off_only=args.off_only)
-        _show(plan, plan.warnings)
-        if args.write:
-            _refuse_running(server_answers(args.url), args.url)
-            _write(plan)
-    if not args.write and not plan.empty:
-        print("nothing changed; --write makes the change")
+        file = read_settings(base / SETTINGS_NAME)
+        place, models = str(file.path), file.models
+    change = _plan(args, base, place, models, listed)
+    wanted, running = _wanted(args, change), admin is None and server.server_answers(args.url)
+    if running and not change.empty:
+        advice = f"a server answers on {args.url} and would overwrite the file: stop it, or use "
+        advice += "apply or disable --running (--url names another port, if it is not oMLX)"
+        if wanted:
+            raise ValueError(advice)
+        _warn(advice)
+    if wanted and admin is not None:
+        minutes = server.CHANGE_SECONDS / 60
+        console.note(f"{admin.url} may load models again: waiting up to {minutes:.0f} minutes")
+        server.send_change(admin, change, reload=not getattr(args, "no_reload", True))
+        console.note(f"{admin.url} has these settings and has kept them")
+    elif wanted:
+        _warn(f"nothing answers on {args.url}; if oMLX runs on another port, stop it now")
+        backup = write_change(file, change)
+        console.note(f"written: {file.path}" + (f"; backup: {backup.name}" if backup else ""))
+
+
+def _plan(
+    args: argparse.Namespace, base: Path, place: str, models: Models, listed: Models | None
+) -> SettingsChange:
+    if args.command == "disable":
+        # A model may be gone from the disk while its settings are still there.
+        here = not args.model_id and Path(args.model).expanduser().is_dir()
+        model_id = args.model_id or args.model
+        model_id = find_target(args.model, _model_dirs(args, base)).model_id if here else model_id
+        model_id = model_id if listed is None else server.server_id(listed, model_id, None)
+        return plan_disable(place, models, model_id, off_only=args.off_only)
+    omlx = OmlxVersion.find(args.omlx_version, args.url)
+    omlx.check()
+    target = find_target(args.model, _model_dirs(args, base), args.model_id)
+    drafter = find_drafter(args.draft_model)
+    pair = check_pair(target.folder or base, drafter)
+    bits = args.draft_bits or ("none" if pair.drafter_quantized else "4")
+    settings = model_settings(
+        server.server_id(listed, target.model_id, target.folder) if listed else target.model_id,
+        str(drafter),
+        # Where it drafts inside its batched engine, the chip decides nothing.
+        chip=_chip(args) or ("M3" if omlx.drafts_batched(pair.model_type) else None),
+        quant=None if bits == "none" else int(bits),
+        quantized_target=pair.target_quantized,
+        drafter_block_size=pair.block_size,
+        options=dict(map(_option, args.set)),
+        **{name: value for name in _OPTIONS if (value := getattr(args, name)) is not None},
+    )
+    ((_, entry),) = settings["models"].items()
+    check_entry(entry, pair)
+    off = [*args.turn_off, *(("mtp_enabled", "vlm_mtp_enabled") if args.replace_mtp else ())]
+    change = plan_export(place, models, settings, unset=args.unset, turn_off=off)
+    if args.json or (args.command == "export" and not args.diff):
+        print(json.dumps(settings, indent=2, ensure_ascii=False))
+    # What a server returned itself is known to it.
+    notes = omlx.notes(entry if listed else change.after or {}, pair.model_type)
+    notes += [target.note] if target.note else []
+    return replace(change, warnings=(*notes, *change.warnings))
+
+
+def _wanted(args: argparse.Namespace, change: SettingsChange) -> bool:
+    """Show a change, and find out whether it is to be made."""
+    _warn(*change.warnings)
+    if change.empty:
+        console.note("no change: the settings are as wanted already")
+        return False
+    if args.diff or not getattr(args, "json", False):
+        print(change.diff, flush=True)
+    dry = getattr(args, "dry_run", False)
+    if args.command == "apply" and not (args.write or dry) and sys.stdin.isatty():
+        print("make this change? [y/N] ", end="", file=sys.stderr, flush=True)
+        args.write = sys.stdin.readline().strip().lower() in ("y", "yes")
+    if not args.write or dry:
+        console.note("nothing changed; --write makes the change")
+    return args.write and not dry
 
 
 def _check(args: argparse.Namespace) -> None:
-    if args.model is None and args.log is None:
-        raise ValueError("check: found neither --model nor --log, allowed: one or both")
-    good = True
-    model_id = args.model_id
-    if args.model is not None:
+    good, names = True, [args.model_id] if args.model_id else []
+    models: Models = {}
+    if args.model or args.log is None:
         base = base_dir(args.base_path)
-        target = find_target(args.model, _model_dirs(args, base), args.model_id)
-        model_id = target.model_id
-        path, _, _, data = read_settings(base / SETTINGS_NAME)
-        report = check_settings(
-            data["models"],
-            target,
-            find_drafter(args.draft_model) if args.draft_model else None,
-            chip=_chip(args.chip) if args.chip or sys.platform == "darwin" else None,
-            known=_known(args),
-            all_known=_all_known(args),
-        )
-        for line in report.facts:
-            print(line)
-        for line in report.warnings:
-            _warn(line)
-        for line in report.problems:
-            print(f"problem: {line}")
-        good = not report.problems
-        print(f"{path}: {model_id} {'would' if good else 'would NOT'} run with DFlash")
-        if good and args.log is None:
-            print("only the server's log proves that it does: check --log FILE")
+        path, _, _, models = read_settings(base / SETTINGS_NAME)
+        on = [name for name, entry in models.items() if entry.get("dflash_enabled")]
+        if not (on or args.model):
+            raise ValueError(f"{path}: no model has DFlash on")
+        omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
+        drafter = find_drafter(args.draft_model) if args.draft_model else None
+        dirs = _model_dirs(args, base)
+        targets = [
+            find_target(k, dirs, args.model_id) for k in ([args.model] if args.model else on)
+        ]
+        names = [target.model_id for target in targets]
+        for target in targets:
+            problems, notes = check_settings(models, target, omlx, drafter=drafter, chip=chip)
+            _warn(*notes)
+            print("".join(f"problem: {line}\n" for line in problems), end="")
+            would = "would NOT" if problems else "would"
+            print(f"{path}: {target.model_id} {would} run with DFlash in {omlx}")
+            good = good and not problems
     if args.log is not None:
-        with open(args.log, encoding="utf-8", errors="replace") as stream:
-            verdict = read_log(stream, model_id)
-        print(verdict.text)
-        good = good and verdict.ran
+        logged = _logged(args, models)
+        last = [name for name, model in logged.items() if model.draft or model.acceptance]
+        for name in names or last[-1:] or [*logged][-1:] or ["the log"]:
+            model = logged.get(name, LoggedModel())
+            print(f"{name}: {model.verdict}", *model.rows()[-10:], sep="\n")
+            good = good and model.ran
     if not good:
         sys.exit(1)
 
 
-def _apply(args: argparse.Namespace) -> None:
-    # Which folder and id the server means is checked with the server, not by its directories.
-    base = Path(args.base_path or "~/.omlx").expanduser()
-    target, settings = _settings(args, _model_dirs(args, base))
-    admin = _session(args.url, args.key_file)
-    applied = apply_settings(
-        admin,
-        settings,
-        target.folder,
-        unset=args.unset,
-        replace_mtp=args.replace_mtp,
-        reload=not args.no_reload,
-        dry_run=args.dry_run,
-    )
-    _show(applied, applied.warnings)
-    if args.dry_run:
-        print("nothing sent; leave out --dry-run to make the change")
-        return
-    print(f"{args.url} has these settings and has kept them")
-    drafter = settings["models"][target.model_id]["dflash_draft_model"]
-    print(what_to_look_for(target.model_id, drafter))
+def _status(args: argparse.Namespace) -> None:
+    base = base_dir(args.base_path)
+    file, listed = read_settings(base / SETTINGS_NAME), discover(_model_dirs(args, base))
+    models = file.models
+    omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
+    logged = _logged(args, models) if args.log or find_log(base).is_file() else {}
+    rows = [("model", "DFlash", "drafter", "quantized", "acceptance", "to do")]
+    for name in sorted({*models, *listed}):
+        target, log = ListedModel(name, listed.get(name)), logged.get(name, LoggedModel())
+        rows.append(status_row(models, target, log, omlx, chip))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(map(str.ljust, row, widths)).rstrip())
+    console.note(f"{file.path} as read by {omlx}")
 
 
-def _settings(args: argparse.Namespace, model_dirs: list[Path]) -> tuple[Target, dict[str, Any]]:
-    """Check target and drafter, and build their settings from the command line."""
-    target = find_target(args.model, model_dirs, args.model_id)
-    drafter = find_drafter(args.draft_model)
-    pair = check_pair(target.folder, drafter)
-    settings = model_settings(
-        target.model_id,
-        str(drafter),
-        chip=_chip(args.chip),
-        quant=_quant(args.draft_bits, pair),
-        block_size=args.block_size,
-        group_size=args.draft_group_size,
-        activation_bits=args.draft_activation_bits,
-        verify_mode=args.verify_mode,
-        max_ctx=args.max_ctx,
-        quantized_target=pair.target_quantized,
-        drafter_block_size=pair.block_size,
-        options=_options(args.set),
-        known=_known(args),
-    )
-    check_quant(settings["models"][target.model_id], pair)
-    return target, settings
+def _logged(args: argparse.Namespace, models: Models) -> dict[str, LoggedModel]:
+    path = Path(args.log).expanduser() if args.log else find_log(base_dir(args.base_path))
+    aliases = {str(entry.get("model_alias")): name for name, entry in models.items()}
+    return read_log(log_lines(path), aliases)
 
 
-def _quant(given: str | None, pair: Pair) -> int | None:
-    if pair.drafter_quantized:
-        if given not in (None, "none"):
-            raise ValueError(f"--draft-bits: found {given}, allowed: none, it is quantised already")
-        return None
-    if given == "none":
-        return None
-    return int(given or DEFAULT_QUANT)
-
-
-def _options(pairs: list[str]) -> dict[str, Any]:
-    options = {}
-    for text in pairs:
-        key, sign, value = text.partition("=")
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-        if not sign:
-            raise ValueError(
-                f"--set: found {text!r}, allowed: KEY=JSON, such as dflash_max_ctx=8192"
-            )
-        check_value(key, options[key])
-    return options
-
-
-def _known(args: argparse.Namespace) -> frozenset[str]:
-    """The keys of the field table that the server knows."""
-    if args.omlx_version is not None:
-        return known_fields(args.omlx_version)
-    return installed_fields() or known_fields()
-
-
-def _all_known(args: argparse.Namespace) -> frozenset[str] | None:
-    return installed_fields() if args.omlx_version is None else None
-
-
-def _chip(given: str | None) -> str:
-    if given is None and sys.platform != "darwin":
-        raise ValueError("chip: not known on this machine; give --chip, that of oMLX's Mac")
-    if given is None:
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        given = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    chip_generation(given)
-    return given
-
-
-def _model_dirs(args: argparse.Namespace, base: Path) -> list[Path]:
-    given = args.model_dir or [os.environ.get("OMLX_MODEL_DIR") or str(base / "models")]
-    return [Path(path).expanduser() for path in given]
-
-
-def _target_id(args: argparse.Namespace, base: Path) -> str:
-    """The id to disable: a model may be gone from the disk while its settings are still there."""
-    if Path(args.model).expanduser().is_dir():
-        return find_target(args.model, _model_dirs(args, base)).model_id
-    return args.model
-
-
-def _session(url: str, key_file: str | None) -> Admin:
-    parts = urlsplit(url)
-    if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
-        _warn(f"{url}: the API key crosses the network in clear; https or a tunnel would hide it")
-    admin = Admin(url)
+def _session(args: argparse.Namespace) -> server.Admin:
+    admin = server.Admin(args.url)
+    if not admin.secure and admin.host not in ("127.0.0.1", "localhost", "::1"):
+        _warn(f"{args.url}: the API key crosses the network in clear; https or a tunnel hides it")
     try:
         admin.models()
-    except AdminError as error:
+    except server.AdminError as error:
         if error.status != 401:
             raise
-        admin.login(_read_key(key_file))
+        admin.login(_read_key(args.key_file))
     return admin
 
 
 def _read_key(key_file: str | None) -> str:
-    if key_file is None:
-        return getpass.getpass("oMLX API key: ")
-    path = Path(key_file).expanduser()
-    if path.stat().st_mode & 0o077:
-        _warn(f"{path}: other users of this machine can read the key")
-    return path.read_text(encoding="utf-8").strip()
+    if key_file is not None:
+        path = Path(key_file).expanduser()
+        if path.stat().st_mode & 0o077:
+            _warn(f"{path}: other users of this machine can read the key")
+        return path.read_text(encoding="utf-8").strip()
+    with warnings.catch_warnings():
+        # Without a terminal the key would be shown.
+        warnings.simplefilter("error", getpass.GetPassWarning)
+        try:
+            return getpass.getpass("oMLX API key: ")
+        except (EOFError, getpass.GetPassWarning):
+            raise ValueError("no API key was given; --key-file names a file with it") from None
 
 
-def _refuse_running(running: bool, url: str) -> None:
-    if running:
-        raise ValueError(
-            f"a server answers on {url}: oMLX would overwrite the file; stop it, or use apply "
-            "(--url names another port, if this is not oMLX)"
-        )
-    _warn(f"nothing answers on {url}; if oMLX runs on another port, stop it now")
+def _model_dirs(args: argparse.Namespace, base: Path) -> list[Path]:
+    given = args.model_dir or [os.environ.get("OMLX_MODEL_DIR") or base / "models"]
+    return [Path(path).expanduser() for path in given]
 
 
-def _show(change: Change | Applied, warnings: tuple[str, ...]) -> None:
-    for line in warnings:
-        _warn(line)
-    print(change.diff if not change.empty else "no change: the settings are as wanted already")
+def _chip(args: argparse.Namespace) -> str | None:
+    if args.chip is None and sys.platform == "darwin":
+        from ..evaluation.machine import chip_name
+
+        return chip_name()
+    return args.chip
 
 
-def _write(plan: Change) -> None:
-    if not plan.empty:
-        done = write_change(plan)
-        print(f"written: {done.path}")
-        if done.backup is not None:
-            print(f"backup:  {done.backup}")
+def _option(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
-def _warn(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr)
+def _warn(*lines: str) -> None:
+    for line in lines:
+        console.note(f"warning: {line}")

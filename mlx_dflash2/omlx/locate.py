@@ -1,228 +1,201 @@
-"""Where oMLX keeps its settings, and under which id it knows a model."""
+"""Where oMLX keeps its settings, which version it is, and under which id it knows a model."""
 
 import os
-import socket
+import plistlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import NamedTuple
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from .change import Entry
+from .file import SETTINGS_NAME
+from .server import Admin, server_answers
+from .settings import KEYS, NEWEST_OMLX, TOO_OLD, check_model_id, is_repo_id
 
-from .merge import SETTINGS_NAME
-from .settings import check_model_id, is_repo_id
-
-DEFAULT_URL = "http://127.0.0.1:8000"
-_APP_FILE = Path("Library", "Application Support", "oMLX", "base-path")
+APPS = (Path("/Applications/oMLX.app"), Path("~/Applications/oMLX.app"))
+BREW = (Path("/opt/homebrew/opt/omlx/libexec"), Path("/usr/local/opt/omlx/libexec"))
+_BASE_OF_APP = Path("Library", "Application Support", "oMLX", "base-path")
 
 
-@dataclass(frozen=True)
-class Target:
-    """A model as oMLX knows it."""
+class OmlxVersion(NamedTuple):
+    """A version of oMLX, where it was found, and all keys it has if its source was there."""
+
+    number: str
+    source: str
+    keys: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"oMLX {self.number} ({self.source})"
+
+    @classmethod
+    def find(cls, given: str | None, url: str) -> "OmlxVersion":
+        """Find the version: the one given, that of the server, or that of what is installed."""
+        if given is not None:
+            parse_version(given)
+            return cls(given, "--omlx-version")
+        asked = Admin(url, 2.0).version() if server_answers(url) else None
+        found = cls(asked, url) if asked else next(_installed(), cls(NEWEST_OMLX, "assumed"))
+        try:
+            parse_version(found.number)
+        except ValueError:
+            return cls(NEWEST_OMLX, f"assumed, found {found}", found.keys)
+        return found
+
+    def check(self) -> None:
+        """Refuse a version that cannot load a DFlash 2 drafter."""
+        new = parse_version(self.number) >= parse_version("0.6.2-dflash2")
+        if not new or "dflash_block_size" not in (self.keys or KEYS):
+            raise ValueError(f"omlx_version: {self} {TOO_OLD}")
+
+    def drafts_batched(self, model_type: str) -> bool:
+        """Whether it drafts for such a target inside its batched engine."""
+        return parse_version(self.number) >= (0, 7, 0) and model_type.startswith("qwen3_5")
+
+    def notes(self, entry: Entry, model_type: str) -> list[str]:
+        """Tell which settings have no effect in this version, and which are not known here."""
+        foreign = sorted(entry.keys() - (self.keys or KEYS))
+        foreign = [key for key in foreign if self.keys or key.startswith("dflash_")]
+        idle = sorted(key for key in entry.keys() & KEYS.keys() if not KEYS[key].batched)
+        idle = idle if self.drafts_batched(model_type) else []
+        told = ("not known here, kept", foreign), ("without effect in its batched engine", idle)
+        return [f"{self}: {words}: {', '.join(keys)}" for words, keys in told if keys]
+
+
+def parse_version(text: str) -> tuple[int, ...]:
+    """Turn an oMLX version, such as ``0.6.3rc1``, into a tuple that sorts in release order."""
+    stages = {"dev": -4, "a": -3, "b": -2, "rc": -1, None: 0, "post": 1, "dflash": 1}
+    pattern = r"v?(\d+)\.(\d+)\.(\d+)(?:[.-]?(dev|a|b|rc|post|dflash)(\d+))?(?:\+.*)?"
+    if (match := re.fullmatch(pattern, text)) is None:
+        raise ValueError(f"omlx_version: found {text!r}, allowed: such as {NEWEST_OMLX}")
+    major, minor, patch, stage, serial = match.groups()
+    return int(major), int(minor), int(patch), stages[stage], int(serial or 0)
+
+
+def _installed() -> Iterator[OmlxVersion]:
+    """Read versions and settings keys out of what is installed, without running it."""
+    spec = find_spec("omlx")
+    packages = [Path(folder) for folder in (spec and spec.submodule_search_locations) or ()]
+    packages += [app.expanduser() / "Contents" / "Resources" / "omlx" for app in APPS]
+    packages += [path for brew in BREW for path in brew.glob("lib/python3*/site-packages/omlx")]
+    for folder in packages:
+        files = (folder / "_version.py", folder / "model_settings.py")
+        version, source = (file.read_text("utf-8") if file.is_file() else "" for file in files)
+        numbers = re.findall(r"version__\s*=\s*[\"'](.+?)[\"']", version)
+        if (plist := folder.parents[1] / "Info.plist").is_file():
+            numbers = [plistlib.loads(plist.read_bytes()).get("CFBundleShortVersionString")]
+        fields = source.partition("\nclass ModelSettings:")[2].partition("\n    def ")[0]
+        keys = frozenset(re.findall(r"^    (\w+):", fields, re.M))
+        if numbers or keys:
+            yield OmlxVersion(str([*numbers, None][0]), str(folder), keys)
+
+
+class ListedModel(NamedTuple):
+    """A model as oMLX lists it; without a folder if it is not on this disk."""
 
     model_id: str
-    folder: Path
-    warnings: tuple[str, ...] = ()
+    folder: Path | None
+    note: str = ""
 
 
 def base_dir(
-    given: str | None = None,
-    environ: Mapping[str, str] = os.environ,
-    home: Path | None = None,
+    given: str | None = None, environ: Mapping[str, str] = os.environ, home: Path | None = None
 ) -> Path:
-    """Find oMLX's base directory in oMLX's own order.
-
-    Args:
-        given (str, optional): The directory the server is started with.
-        environ (dict): Where ``OMLX_BASE_PATH`` is looked up.
-        home (Path, optional): The home directory. Default: the user's.
-    Returns:
-        Path: An existing directory.
-    Raises:
-        ValueError: If more than one directory may be the one in use.
-        FileNotFoundError: If the directory does not exist.
-    """
+    """Find oMLX's base directory in oMLX's own order; it must not be one of several."""
     home = home or Path.home()
-    if given is not None:
-        return _existing(Path(given).expanduser(), "--base-path")
-    stated = []
-    if environ.get("OMLX_BASE_PATH"):
-        stated.append(("OMLX_BASE_PATH", Path(environ["OMLX_BASE_PATH"]).expanduser()))
-    app_file = home / _APP_FILE
-    if app_file.is_file() and (text := app_file.read_text(encoding="utf-8").strip()):
-        stated.append(("the oMLX app", Path(text).expanduser()))
-    default = home / ".omlx"
-    if not stated or (default / SETTINGS_NAME).exists():
-        stated.append(("the default", default))
-    if len({os.path.realpath(path) for _, path in stated}) > 1:
-        found = ", ".join(f"{path} ({source})" for source, path in stated)
+    app_file, default = home / _BASE_OF_APP, home / ".omlx"
+    app = app_file.read_text(encoding="utf-8").strip() if app_file.is_file() else ""
+    stated = {"OMLX_BASE_PATH": environ.get("OMLX_BASE_PATH"), "the oMLX app": app}
+    stated = {"--base-path": given} if given else {k: v for k, v in stated.items() if v}
+    if not stated or (not given and (default / SETTINGS_NAME).exists()):
+        stated["the default"] = str(default)
+    paths = {source: Path(str(path)).expanduser().absolute() for source, path in stated.items()}
+    found = ", ".join(f"{path} ({source})" for source, path in paths.items())
+    if len({os.path.realpath(path) for path in paths.values()}) > 1:
         raise ValueError(f"base directory: found {found}, allowed: one; choose with --base-path")
-    source, path = stated[0]
-    return _existing(path, source)
-
-
-def _existing(path: Path, source: str) -> Path:
+    path = next(iter(paths.values()))
     if not path.is_dir():
-        raise FileNotFoundError(
-            f"base directory: {path} from {source} does not exist; start oMLX once, or give "
-            "--base-path"
-        )
-    return path.absolute()
+        raise FileNotFoundError(f"base directory: there is no {found}; start oMLX once")
+    return path
 
 
 def discover(model_dirs: Sequence[Path]) -> dict[str, Path]:
-    """List the models oMLX finds: one or two levels deep, the first of a name wins.
-
-    Args:
-        model_dirs (list): The server's model directories, in its order.
-    Returns:
-        dict: Model id to folder.
-    """
+    """Find the models that oMLX lists: one or two levels deep, the first of a name wins."""
     found: dict[str, Path] = {}
-    for model_dir in model_dirs:
-        for child in _folders(model_dir):
-            for folder in [child] if (child / "config.json").is_file() else _folders(child):
-                adapter = (folder / "adapter_config.json").is_file()
-                if (folder / "config.json").is_file() and not adapter:
-                    found.setdefault(folder.name, folder)
+    for child in (child for folder in model_dirs for child in _folders(folder)):
+        for folder in [child] if (child / "config.json").is_file() else _folders(child):
+            adapter = (folder / "adapter_config.json").is_file()
+            if (folder / "config.json").is_file() and not adapter:
+                found.setdefault(folder.name, folder)
     return found
 
 
-def _folders(parent: Path) -> Iterator[Path]:
-    if parent.is_dir():
-        for child in sorted(parent.iterdir()):
-            if child.is_dir() and not child.name.startswith("."):
-                yield child
+def _folders(parent: Path) -> list[Path]:
+    children = sorted(parent.iterdir()) if parent.is_dir() else []
+    return [child for child in children if child.is_dir() and not child.name.startswith(".")]
 
 
-def find_target(target: str, model_dirs: Sequence[Path], model_id: str | None = None) -> Target:
-    """Find a target's folder and its id.
+def find_target(
+    target: str, model_dirs: Sequence[Path], model_id: str | None = None
+) -> ListedModel:
+    """Find a target, a model folder or the name of one below ``model_dirs``, and its id.
 
-    Args:
-        target (str): A model folder, or the name of one below `model_dirs`.
-        model_dirs (list): The server's model directories.
-        model_id (str, optional): The id, where the server shows another one.
-    Returns:
-        Target: The model; its warnings say what could not be made certain.
-    Raises:
-        ValueError: If it is no folder and no id, or another folder has the same name.
+    ``model_id`` is the id where the server shows another one.
     """
-    models = discover(model_dirs)
-    if not Path(target).expanduser().is_dir():
+    models, folder = discover(model_dirs), Path(os.path.abspath(Path(target).expanduser()))
+    if not folder.is_dir():
         check_model_id(target)
         if target not in models:
-            raise ValueError(f"target: found {target!r}, allowed: a model folder{_names(models)}")
-        return Target(model_id or target, models[target])
-    folder = _as_listed(Path(os.path.abspath(Path(target).expanduser())))
-    hub_id = _hub_id(folder)
-    if hub_id is not None:
-        note = f"hub cache: older builds of oMLX know {hub_id} by the part after '--'"
-        return Target(model_id or hub_id, _snapshot(folder), () if model_id else (note,))
+            names = "".join(f", {name}" for name in sorted(models))
+            raise ValueError(f"target: found {target!r}, allowed: a model folder{names}")
+        return ListedModel(model_id or target, models[target])
+    # A case-insensitive file system opens other spellings than the one that is listed.
+    siblings = [path for path in folder.parent.iterdir() if path.is_dir()]
+    if folder not in siblings:
+        folder = next((path for path in siblings if path.samefile(folder)), folder)
+    if (hub := _hub_folder(folder)) is not None:
+        return ListedModel(model_id or hub.name.removeprefix("models--"), _snapshot(folder))
     name = model_id or folder.name
     check_model_id(name)
-    other = models.get(name)
-    if other is None:
-        where = " or ".join(map(str, model_dirs))
-        return Target(
-            name,
-            folder,
-            (
-                f"{folder} is not below {where}: oMLX lists it only if "
-                "its --model-dir is the folder above",
-            ),
-        )
-    if not other.samefile(folder):
-        raise ValueError(
-            f"target: found {folder}, allowed: {other}, which comes first among models named "
-            f"{name!r}"
-        )
-    return Target(name, folder)
-
-
-def _names(models: Mapping[str, Path]) -> str:
-    return f", or one of {', '.join(sorted(models))}" if models else ""
-
-
-def _as_listed(folder: Path) -> Path:
-    """The folder with its name spelled as a directory listing spells it, which is oMLX's id.
-
-    A case-insensitive or normalising file system opens other spellings too.
-    """
-    siblings = list(folder.parent.iterdir())
-    if folder in siblings:
-        return folder
-    return next((s for s in siblings if s.is_dir() and s.samefile(folder)), folder)
+    if name in models and not models[name].samefile(folder):
+        first = f"{models[name]}, the first model named {name!r}"
+        raise ValueError(f"target: found {folder}, allowed: {first}")
+    where = " or ".join(map(str, model_dirs))
+    note = f"{folder} is not below {where}: oMLX lists it only if --model-dir is its parent"
+    return ListedModel(name, folder, "" if name in models else note)
 
 
 def _hub_folder(folder: Path) -> Path | None:
-    """The ``models--Org--Name`` folder at or above a hub cache path."""
-    for candidate in (folder, *folder.parents):
-        if candidate.name.startswith("models--") and candidate.name.count("--") >= 2:
-            return candidate
-    return None
-
-
-def _hub_id(folder: Path) -> str | None:
-    hub = _hub_folder(folder)
-    return hub.name.removeprefix("models--") if hub else None
+    """Find the ``models--Org--Name`` folder at or above a hub cache path."""
+    places = (folder, *folder.parents)
+    return next((path for path in places if re.match(r"models--.+--.", path.name)), None)
 
 
 def _snapshot(folder: Path) -> Path:
-    """The snapshot oMLX would load: that of refs/main or refs/master, else the newest."""
-    hub = _hub_folder(folder)
-    if hub is None or folder != hub:
+    """Find the snapshot of a hub folder that oMLX would load: the main one, else the newest."""
+    if folder != _hub_folder(folder):
         return folder
-    for name in ("main", "master"):
-        ref = hub / "refs" / name
+    for ref in (folder / "refs" / "main", folder / "refs" / "master"):
         if ref.is_file():
-            return hub / "snapshots" / ref.read_text(encoding="utf-8").strip()
-    snapshots = list(_folders(hub / "snapshots"))
-    if not snapshots:
-        raise FileNotFoundError(f"{hub}: no snapshot; the download is not complete")
-    return max(snapshots, key=lambda path: path.stat().st_mtime)
+            return folder / "snapshots" / ref.read_text(encoding="utf-8").strip()
+    return max(
+        _folders(folder / "snapshots"), key=lambda path: path.stat().st_mtime, default=folder
+    )
 
 
 def find_drafter(drafter: str) -> Path:
-    """Find a drafter's folder; its real path means the same wherever oMLX is started.
-
-    Args:
-        drafter (str): A folder, or the repo id of a drafter in the local hub cache.
-    Returns:
-        Path: The real path.
-    Raises:
-        FileNotFoundError: If it is not on this disk.
-    """
+    """Find the real path, which means the same everywhere, of a folder or a repo on this disk."""
     folder = Path(drafter).expanduser()
     if not folder.is_dir() and is_repo_id(drafter):
+        # The hub's client takes longer to start than all the rest of the command.
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
         try:
             folder = Path(snapshot_download(drafter, local_files_only=True))
         except LocalEntryNotFoundError:
-            raise FileNotFoundError(
-                f"drafter: {drafter!r} is not on this disk; run `hf download {drafter}` first"
-            ) from None
+            remedy = f"run `hf download {drafter}` first"
+            raise FileNotFoundError(f"drafter: {drafter!r} is not on this disk; {remedy}") from None
     if not folder.is_dir():
         raise FileNotFoundError(f"drafter: found {drafter!r}, allowed: a folder or owner/name")
     return Path(os.path.realpath(_snapshot(folder.absolute())))
-
-
-def server_answers(url: str, timeout: float = 1.0) -> bool:
-    """Whether something listens where oMLX would; no answer does not prove that none runs.
-
-    Args:
-        url (str): Such as ``http://127.0.0.1:8000``.
-        timeout (float): Seconds to wait.
-    Returns:
-        bool: True if a connection is accepted.
-    Raises:
-        ValueError: If the URL names no host.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"url: found {url!r}, allowed: such as {DEFAULT_URL}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        with socket.create_connection((parts.hostname, port), timeout):
-            return True
-    except OSError:
-        return False

@@ -1,163 +1,147 @@
-"""What oMLX's server log says about DFlash, the only proof that it runs."""
+"""What oMLX's log says about DFlash: whether drafts ran, answer by answer."""
 
+import gzip
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# Below this share of accepted drafts, drafting costs more than it gives.
+# Below this percentage of accepted drafts, drafting costs more than it gives.
 LOW_ACCEPTANCE = 10.0
-
-_ENABLED = re.compile(r"DFlash enabled for (?P<model>.+?), draft=(?P<draft>.+)")
-_FAILED = re.compile(r"DFlash (?:start|init) failed for (?P<model>.+?): (?P<reason>.+)")
-_MISSING = re.compile(r"DFlash enabled for (?P<model>.+?) but (?P<reason>.+)")
-_FELL_BACK = re.compile(r"(?P<reason>Successfully loaded (?P<model>.+?) as .*fallback from DFlash)")
-_LOADED = re.compile(r"DFlashEngine loaded[^:]*: target=(?P<path>.+?), draft=(?P<draft>.+?), ")
-_VERIFY = re.compile(r"verify=(?P<mode>\w+)")
-_LEFT = re.compile(r"(?P<reason>DFlash context fallback: .+)")
-_ERROR = re.compile(r"(?P<reason>DFlash (?:streaming )?generation error: .+)")
-_DONE = re.compile(
-    r"DFlash generation complete: (?P<tokens>\d+) tokens, (?P<rate>[\d.]+) tok/s, "
-    r"acceptance=(?P<acceptance>[\d.]+)%"
-)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether DFlash ran for a model, in one line."""
-
-    ran: bool
-    text: str
+BREW_LOGS = (Path("/opt/homebrew/var/log/omlx.log"), Path("/usr/local/var/log/omlx.log"))
+_ANSWER = r"(?:Chat completion|Completion|Anthropic message|Responses API): "
+_EVENTS = {
+    re.compile(pattern): kind
+    for kind, pattern in (
+        ("load", r"Loading model: (?P<model>\S+)"),
+        ("failed", r"DFlash enabled for (?P<model>.+?) but (?P<reason>.+)"),
+        ("load", r"DFlash enabled for (?P<model>.+?), draft=(?P<draft>.+)"),
+        ("failed", r"DFlash[^:]* failed for (?P<model>.+?): (?P<reason>.+)"),
+        ("failed", r"(?P<reason>Successfully loaded (?P<model>.+?) as .*fallback from DFlash)"),
+        ("failed", r"(?P<reason>DFlash (?:context fallback|(?:\w+ )?generation error): .+)"),
+        # oMLX 0.6 has an engine of its own for DFlash.
+        ("ready", r"DFlashEngine loaded[^:]*: target=(?P<path>.+?), draft=(?P<draft>[^,]+)"),
+        ("drafted", r"DFlash generation complete: (?P<tokens>\d+) .*acceptance=(?P<share>[\d.]+)%"),
+        # oMLX 0.7 drafts inside its batched engine, which logs acceptance as for MTP.
+        ("ready", r"DFlash drafter loaded: path=(?P<draft>.+?) kind="),
+        ("ready", r"DFlash drafter attached to engine:? (?P<path>\S+)"),
+        ("mtp", r"MTP\[\d+\] .*?tokens=(?P<tokens>\d+).*?accept=\S+ \((?P<share>[\d.]+)%\)"),
+        ("answer", _ANSWER + r"(?:model=(?P<model>[^,]+), )?(?P<tokens>\d+) tokens in"),
+    )
+}
 
 
 @dataclass
-class _Run:
-    """What the log says since a model was last loaded."""
+class LoggedModel:
+    """What a log says about a model since it was last loaded.
+
+    Each answer has a time, a number of tokens, and the percentage of accepted drafts if that is
+    logged.
+    """
 
     draft: str = ""
-    mode: str = ""
-    loaded: bool = False
+    ready: bool = False
     reason: str = ""
-    done: list[tuple[int, float, float]] = field(default_factory=list)
+    answers: list[tuple[str, int, float | None]] = field(default_factory=list)
+
+    @property
+    def acceptance(self) -> float | None:
+        """Percentage of drafts accepted, over all answers that log it."""
+        drafted = [(tokens, share) for _, tokens, share in self.answers if share is not None]
+        total = sum(tokens for tokens, _ in drafted)
+        return sum(tokens * share for tokens, share in drafted) / total if total else None
+
+    @property
+    def ran(self) -> bool:
+        """Whether drafts ran, and were worth it."""
+        return not self.reason and (self.acceptance or 0) >= LOW_ACCEPTANCE
+
+    @property
+    def verdict(self) -> str:
+        """The log in one line."""
+        words = "no line about DFlash (off, no draft, another id, or not loaded yet)"
+        if self.acceptance is not None:
+            low = "" if self.acceptance >= LOW_ACCEPTANCE else ", far too low"
+            words = f"DFlash ran: acceptance {self.acceptance:.1f} %{low}"
+        elif self.ready:
+            words = f"DFlash is loaded ({self.draft}): send a streaming request"
+        elif self.draft:
+            words = "DFlash was tried, but no line says that it was loaded"
+        return f"fell back to plain decoding: {self.reason} ({words})" if self.reason else words
+
+    def rows(self) -> list[str]:
+        """Tell of each answer whether drafts ran."""
+        missing = "drafts not logged" if self.ready and not self.reason else "no drafts"
+        return [
+            f"  {time}  {tokens} tokens: "
+            + (missing if share is None else f"drafts ran, acceptance {share:.1f} %")
+            for time, tokens, share in self.answers
+        ]
 
 
-def read_log(lines: Iterable[str], model_id: str | None = None) -> Verdict:
-    """Read a server log and say whether DFlash ran at the model's last load.
+def read_log(lines: Iterable[str], aliases: Mapping[str, str]) -> dict[str, LoggedModel]:
+    """Read a log, oldest line first, and tell what it says of each model, the last one last.
 
-    Args:
-        lines (iterable): The lines of ``logs/server.log``, oldest first.
-        model_id (str, optional): The model. Default: the last one that DFlash was on for.
-    Returns:
-        Verdict: DFlash ran, with which acceptance; or it did not, and why.
+    ``aliases`` maps other names that requests may use to the models' ids.
     """
-    runs: dict[str, _Run] = {}
-    last = loaded = ""
-    for model, event, match in _events(lines):
-        last = model or last
-        # Only lines about loading name a model; the others are about the one that is loaded.
-        run = runs.setdefault(last if model or event == "loaded" else loaded, _Run())
-        if event == "enabled":
-            runs[last] = _Run(draft=match["draft"].strip())
-        elif event == "loaded":
-            loaded = last
-            mode = _VERIFY.search(match.string)
-            run.loaded, run.draft, run.mode = True, match["draft"], mode["mode"] if mode else ""
-        elif event == "done":
-            run.done.append(
-                (int(match["tokens"]), float(match["rate"]), float(match["acceptance"]))
-            )
-        elif not run.reason:
-            run.reason = match["reason"].strip()
-    if list(runs) == [""]:  # the log begins after the model was loaded
-        return _judge("a model that the log does not name", runs[""])
-    wanted = model_id or last
-    return _judge(wanted, runs.get(wanted))
-
-
-def _events(lines: Iterable[str]) -> Iterator[tuple[str, str, re.Match[str]]]:
-    """Model (empty where the line names none), kind and match of each line about DFlash."""
-    for line in lines:
-        if "DFlash" not in line:
+    models: dict[str, LoggedModel] = {}
+    # Acceptance is logged just before the answer that it belongs to.
+    pending: list[tuple[str, int, float, str]] = []
+    loading = serving = "an unnamed model"
+    for kind, found, time in _events(lines):
+        tokens, share = int(found.get("tokens") or 0), float(found.get("share") or 0)
+        if kind in ("drafted", "mtp"):
+            pending.append((time, tokens, share, kind))
             continue
-        for kind, pattern in (
-            ("enabled", _ENABLED),
-            ("failed", _FAILED),
-            ("failed", _MISSING),
-            ("failed", _FELL_BACK),
-            ("loaded", _LOADED),
-            ("failed", _LEFT),
-            ("failed", _ERROR),
-            ("done", _DONE),
-        ):
-            if match := pattern.search(line):
-                yield match.groupdict().get("model") or "", kind, match
-                break
+        named = found.get("model") or _model_id(found.get("path") or "")
+        name = aliases.get(named, named) or (serving if kind == "answer" and pending else loading)
+        if kind == "load":
+            models.pop(name, None)
+        model = models[name] = models.pop(name) if name in models else LoggedModel()
+        if kind == "answer":
+            nearest = min(pending, key=lambda other: abs(other[1] - tokens), default=None)
+            if nearest is not None:
+                pending.remove(nearest)
+            # The log of a model's own MTP has the same lines.
+            drafted = nearest is not None and (nearest[3] == "drafted" or model.ready)
+            model.answers.append((time, tokens, nearest[2] if nearest and drafted else None))
+            continue
+        model.draft = (found.get("draft") or model.draft).strip()
+        model.reason = model.reason or (found.get("reason") or "").strip()
+        loading = name
+        if kind == "ready":
+            model.ready, serving = True, name
+    # Answers that the client did not wait for, or a log without their lines.
+    for time, tokens, share, kind in pending:
+        model = models.setdefault(serving, LoggedModel())
+        model.answers += [(time, tokens, share)] if kind == "drafted" or model.ready else []
+    return models
 
 
-def _judge(model: str, run: _Run | None) -> Verdict:
-    if run is None:
-        name = f"DFlash enabled for {model}" if model else "DFlash enabled for"
-        return Verdict(
-            False,
-            f"no line {name!r}: oMLX did not try DFlash (another model id, dflash_enabled off, no "
-            "draft, or the model is not loaded yet)",
-        )
-    summary = _summary(run)
-    if run.reason:
-        before = f"{summary}, then " if run.done else ""
-        return Verdict(False, f"{model}: {before}fell back to plain decoding: {run.reason}")
-    if not run.loaded and not run.done:
-        return Verdict(False, f"{model}: DFlash was tried, but no line 'DFlashEngine loaded'")
-    if not run.done:
-        return Verdict(
-            False,
-            f"{model}: DFlash is loaded (draft {run.draft}, verify {run.mode or 'not logged'}), "
-            "but no generation is logged yet: send a streaming request",
-        )
-    if _acceptance(run) < LOW_ACCEPTANCE:
-        return Verdict(
-            False,
-            f"{model}: {summary}: far too low; on M1 and M2 set dflash_draft_quant_activation_bits "
-            "to 32, else check the drafter",
-        )
-    return Verdict(True, f"{model}: {summary}")
+def _events(lines: Iterable[str]) -> Iterator[tuple[str, dict[str, str | None], str]]:
+    for line in lines:
+        matches = ((kind, pattern.search(line.rstrip())) for pattern, kind in _EVENTS.items())
+        kind, match = next(((kind, match) for kind, match in matches if match), ("", None))
+        if match is not None:
+            yield kind, match.groupdict(), " ".join(line.split()[:2])
 
 
-def _acceptance(run: _Run) -> float:
-    tokens = sum(n for n, _, _ in run.done)
-    weighted = sum(n * acceptance for n, _, acceptance in run.done)
-    return weighted / tokens if tokens else 0.0
+def _model_id(path: str) -> str:
+    parts = path.rstrip("/").split("/")
+    hub = next((part for part in parts if part.startswith("models--")), parts[-1])
+    return hub.removeprefix("models--")
 
 
-def _summary(run: _Run) -> str:
-    tokens = sum(n for n, _, _ in run.done)
-    rate = run.done[-1][1] if run.done else 0.0
-    return (
-        f"DFlash ran: {len(run.done)} generations, {tokens} tokens, acceptance "
-        f"{_acceptance(run):.1f} %, last at {rate:.1f} tok/s"
-    )
+def find_log(base: Path) -> Path:
+    """Find the log that oMLX writes itself, or the one that Homebrew keeps of its service."""
+    own = base / "logs" / "server.log"
+    return next((path for path in (own, *BREW_LOGS) if path.is_file()), own)
 
 
-def what_to_look_for(model_id: str, drafter: str, log: Path | str = "logs/server.log") -> str:
-    """Name the good and the bad lines of the server's log.
-
-    Args:
-        model_id (str): The target's id.
-        drafter (str): The drafter's path or repo id.
-        log (Path): The log.
-    Returns:
-        str: Lines for the user.
-    """
-    return "\n".join(
-        (
-            f"look for these lines in {log} after the first streaming request:",
-            f"  good  DFlash enabled for {model_id}, draft={drafter}",
-            "  good  DFlashEngine loaded: target=..., draft=..., ... verify=dflash",
-            "  good  DFlash generation complete: ... acceptance=NN% (well above 0)",
-            f"  bad   DFlash start failed for {model_id}: ...",
-            f"  bad   DFlash init failed for {model_id}: ...",
-            f"  bad   Successfully loaded {model_id} as ... (fallback from DFlash)",
-            f"  bad   no 'DFlash enabled for {model_id}' at all: another id, or no draft",
-            f"or let this command read it: mlx_dflash2.omlx check --log {log}",
-        )
-    )
+def log_lines(path: Path) -> Iterator[str]:
+    """Read a log and what was rotated away from it, oldest line first."""
+    older = [file for file in path.parent.glob(f"{path.name}.*") if file.is_file()]
+    for file in (*sorted(older, key=lambda file: file.stat().st_mtime), path):
+        opened = gzip.open if file.suffix == ".gz" else open
+        with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
+            yield from stream

@@ -1,1 +1,1 @@
-"""Which drafter belongs to which target, and loading both."""
+"""Pairs of a target and the drafter that was made for it."""

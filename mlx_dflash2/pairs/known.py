@@ -1,9 +1,9 @@
-"""Known pairs of target and drafter, told by name.
+"""Recognize known pairs of target and drafter by name.
 
-A model has a known name if its repository or folder is called like the published one, whoever
-publishes it, plus words that only say how it is stored: ``Qwen3.8-27B``, ``Qwen3.8-27B-4bit``,
-``Qwen3.8-27B-MLX-8bit``, ``Qwen3.8-27B-4bit-DWQ``. Any other word may stand for other weights,
-as ``Qwen3-4B-Instruct-2507`` does, and does not match.
+A name is known if it is the published one plus words that only say how the weights are stored,
+whoever publishes it: ``Qwen3.8-27B``, ``Qwen3.8-27B-4bit``, ``Qwen3.8-27B-MLX-8bit``,
+``Qwen3.8-27B-4bit-DWQ``. A name with any other word does not match, as the word may stand for
+other weights: ``Qwen3-4B-Instruct-2507``.
 """
 
 import os
@@ -32,13 +32,13 @@ _STORAGE = re.compile(rf"(?:[-_.](?:{_STORAGE_WORD}))*", re.IGNORECASE)
 
 
 def default_drafter(path_or_hf_repo: str | Path) -> str:
-    """The repository of the drafter that was published for a target.
+    """Return the repository of the drafter that was published for a target.
 
     Args:
         path_or_hf_repo (str or Path): The target's folder or repository; only its name counts.
 
     Raises:
-        ValueError: if none is known, or if mlx-lm cannot run the target.
+        ValueError: if no drafter is known, or mlx-lm cannot run the target.
     """
     name = model_name(path_or_hf_repo)
     for target, drafter in DRAFTERS.items():
@@ -52,12 +52,12 @@ def default_drafter(path_or_hf_repo: str | Path) -> str:
             )
     raise ValueError(
         f"No drafter is known for {path_or_hf_repo}; give a draft model. Known targets, in any "
-        f"quantisation: {', '.join(DRAFTERS)}."
+        f"quantization: {', '.join(DRAFTERS)}."
     )
 
 
 def known_target(drafter: str | Path) -> str | None:
-    """The target that a known drafter was made for; ``None`` for any other drafter."""
+    """Return the target that a known drafter was made for; ``None`` for any other drafter."""
     name = model_name(drafter)
     for target, repo in (DRAFTERS | UNRUNNABLE).items():
         if _is_called(name, model_name(repo)):
@@ -66,11 +66,14 @@ def known_target(drafter: str | Path) -> str | None:
 
 
 def mismatch_note(model: str | Path, drafter: str | Path) -> str | None:
-    """One line of warning if a known drafter was made for a target of another name.
+    """Warn, in one line, that a known drafter was made for a target of another name.
 
     Args:
         model (str or Path): The target's folder or repository.
         drafter (str or Path): The drafter's folder or repository.
+
+    Returns:
+        str or None: ``None`` if there is nothing to warn of.
     """
     target = known_target(drafter)
     if target is None or _is_called(model_name(model), target):
@@ -82,7 +85,7 @@ def mismatch_note(model: str | Path, drafter: str | Path) -> str | None:
 
 
 def model_name(path_or_hf_repo: str | Path) -> str:
-    """The name of a model without its organisation, also from a folder of the hub's cache."""
+    """Return a model's name without its organization, also for a folder of the hub's cache."""
     path = Path(path_or_hf_repo).expanduser()
     parts = Path(os.path.abspath(path)).parts if path.exists() else path.parts
     for part in reversed(parts):

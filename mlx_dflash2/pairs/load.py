@@ -1,24 +1,14 @@
-"""The pair of models that a command works with."""
+"""Load a pair that was found."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .. import embedded
-from ..checkpoint.load import check_target, load, load_drafter, read_drafter_args
-from ..cli.console import note
-from ..decode.loop import check_widths
+from ..checkpoint.load import device_dtype, read_drafter, read_target
 from ..drafter.model import Drafter
-from .known import default_drafter, mismatch_note
-
-EMBEDDED_NOTE = (
-    "No --model: this is the embedded pair, SmolLM2-135M-Instruct with its drafter. For "
-    "Qwen3.8-27B: mlx_dflash2.generate --model mlx-community/Qwen3.8-27B-4bit"
-)
+from .find import PairSources
 
 
 @dataclass
@@ -31,54 +21,18 @@ class Pair:
     drafter: Drafter
 
 
-def pair_paths(model: str | None, draft_model: str | Path | None) -> tuple[str, str | Path]:
-    """Where target and drafter come from, the embedded pair if no target is named.
-
-    Raises:
-        FileNotFoundError: if the target, or the package of the embedded one, is not there.
-        ValueError: if the target is a drafter, or no drafter is known for it.
-    """
-    if model is None:
-        model = str(embedded.target_path())
-    check_target(model)
-    if not draft_model:
-        # Also where the folder is named, as a saved prompt cache names it.
-        found = embedded.is_target(model)
-        draft_model = embedded.drafter_path() if found else default_drafter(model)
-    return model, draft_model
-
-
-def load_pair(
-    model: str | None,
-    draft_model: str | None,
-    *,
-    draft_bits: int | None = None,
-    block_size: int | None = None,
-    verify_width: int | None = None,
-    **load_kwargs: Any,
-) -> Pair:
-    """Load a target and its drafter, the embedded pair if no target is named.
+def load_pair(sources: PairSources, **load_kwargs: Any) -> Pair:
+    """Read the weights of a pair.
 
     Args:
-        model (str, optional): Folder or repository of the target.
-        draft_model (str, optional): Folder or repository of the drafter; it may be left out for
-            a known target.
-        draft_bits (int, optional): Quantise the drafter at load, 4 or 8.
-        block_size, verify_width (int, optional): To be checked before weights are read.
-        load_kwargs: Passed to :func:`mlx_dflash2.load`.
+        sources (PairSources): From :func:`find_pair`.
+        load_kwargs: For the target, as for :func:`mlx_dflash2.load`.
 
     Raises:
-        FileNotFoundError, ValueError: as :func:`mlx_dflash2.load_drafter`.
+        FileNotFoundError: if a weight file is missing.
+        ValueError: if weights are damaged, or the drafter's do not match its config.
     """
-    if model is None:
-        note(EMBEDDED_NOTE)
-    model, draft_model = pair_paths(model, draft_model)
-    check_widths(read_drafter_args(draft_model).block_size, block_size, verify_width)
-    # Bfloat16 is emulated on MLX's CPU backend, several times slower than float32.
-    dtype = mx.float32 if mx.default_device() == mx.cpu else None
-    # The drafter is the smaller one: what is wrong with it shows before the target is read.
-    drafter = load_drafter(draft_model, bits=draft_bits, dtype=dtype)
-    if (mismatch := mismatch_note(model, draft_model)) is not None:
-        note(f"warning: {mismatch}")
-    target, tokenizer = load(model, **load_kwargs)
-    return Pair(model, target, tokenizer, drafter)
+    # The drafter is smaller: an error in its files shows before the target is read.
+    drafter = read_drafter(sources.drafter, bits=sources.draft_bits, dtype=device_dtype())
+    model, tokenizer, *_ = read_target(sources.target, **load_kwargs)
+    return Pair(sources.target.name, model, tokenizer, drafter)

@@ -116,7 +116,7 @@ class Job(Answer):
         self.special_tokens, self.left = special_tokens, max_tokens
         self.events: SimpleQueue[Piece | Outcome | BaseException] = SimpleQueue()
         self.cancelled, self.is_gone, self.keeps_caches = False, is_gone, True
-        self.text = TextStream(tokenizer, StopStrings(request.stop))
+        self.text = TextStream(tokenizer, StopStrings(tuple(request.stop)))
         self.machine = None if prompt.machine is None else prompt.machine.make_state(prompt.state)
         self.read, self.tokens, self.ends = 0, [], []
         self.finish_reason, self.history = None, None
@@ -140,7 +140,8 @@ class Job(Answer):
             make_logits_processors(**request.processors),
             request.seed,
         )
-        session, self.cached = self.store.fetch(self.all_tokens)
+        seeded = not judge.is_repeatable_at_any_width and request.verify_width != 1
+        session, self.cached = self.store.fetch(self.all_tokens, whole=seeded)
         self.sequence = self.loop.open(judge, session, verify_width=request.verify_width)
         # Nothing is done with its caches at the end but to store them.
         self.sequence.session.kept = False

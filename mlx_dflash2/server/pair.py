@@ -5,10 +5,12 @@ from typing import Any
 
 from mlx_lm.server import ModelProvider
 
+from ..cli.build import read_pair
 from ..decode.batch.caches import check_batchable, check_rotation
 from ..decode.rollback import drops_rows
+from ..pairs.find import find_pair
 from ..pairs.known import model_name
-from ..pairs.load import Pair, load_pair, pair_paths
+from ..pairs.load import Pair
 from ..targets import Target, bind
 from .errors import ApiError
 
@@ -55,26 +57,23 @@ class PairProvider(ModelProvider):
         draft_model_path: str | None = None,
     ) -> None:
         args = self.cli_args
-        model_path, draft_model_path = map(str, pair_paths(model_path, draft_model_path))
-        self.pair = load_pair(
-            args.model,
-            args.draft_model,
+        sources = find_pair(
+            model_path,
+            draft_model_path,
             draft_bits=args.draft_bits,
             block_size=args.block_size,
             verify_width=args.verify_width,
-            adapter_path=adapter_path,
-            tokenizer_config=self._tokenizer_config,
-            trust_remote_code=args.trust_remote_code,
         )
+        self.pair = read_pair(sources, args, self._tokenizer_config)
         self.model, self.tokenizer = self.pair.model, self.pair.tokenizer
         if args.use_default_chat_template and self.tokenizer.chat_template is None:
             self.tokenizer.chat_template = self.tokenizer.default_chat_template
         self.draft_model, self.target = self.pair.drafter, bind(self.pair.model)
-        self.model_key = (model_path, adapter_path, draft_model_path)
+        self.model_key = (sources.target.name, adapter_path, sources.drafter.name)
         self.one_at_a_time = _one_at_a_time(self.target, args.kv_bits)
         self.trims = all(drops_rows(cache) for cache in self.target.make_cache())
-        self.names = _names(model_path)
-        self.draft_names = _names(draft_model_path)
+        self.names = _names(sources.target.name)
+        self.draft_names = _names(sources.drafter.name)
 
     @property
     def name(self) -> str:

@@ -2,7 +2,6 @@
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -19,7 +18,8 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import can_trim_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
-from ..decode.session import DFlashPromptCache, saved_metadata
+from ..decode.cache_file import read_cache_file
+from ..decode.session import DFlashPromptCache
 from ..drafter.model import Proposer
 
 SUFFIX = ".safetensors"
@@ -156,10 +156,9 @@ class PromptFolder:
         found = []
         for path in sorted(self.folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime):
             try:
-                metadata = saved_metadata(path)
-                own = json.loads(metadata["mlx_dflash2"])
-                tokens, trims = [int(token) for token in own["tokens"]], metadata["trims"] == "1"
-                found.append(Stored(path, tokens, trims, path.stat().st_size))
+                content = read_cache_file(path)
+                trims = content.metadata["trims"] == "1"
+                found.append(Stored(path, content.tokens, trims, path.stat().st_size))
             except FILE_ERRORS as error:
                 self._discard(path, error)
         return found

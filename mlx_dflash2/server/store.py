@@ -27,6 +27,17 @@ class ContextCache:
     def nbytes(self) -> int:
         return getattr(self.context, "nbytes", 0)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the drafter has all that it would have after reading the tokens itself.
+
+        What a window has forgotten does not come back when its newest rows are cut off.
+        """
+        layers = getattr(self.context, "layers", [])
+        return getattr(self.context, "offset", 0) == self.length and all(
+            len(layer) >= min(self.length, layer.size or self.length) for layer in layers
+        )
+
     def is_trimmable(self) -> bool:
         """A context that cannot be cut is dropped: a cold drafter is slower, never wrong."""
         return True
@@ -64,8 +75,13 @@ class PromptStore:
     def __init__(self, lru: LRUPromptCache, model_key: Any, folder: PromptFolder | None = None):
         self.lru, self.model_key, self.folder = lru, model_key, folder
 
-    def fetch(self, tokens: Sequence[int]) -> tuple[StoredSession | None, int]:
+    def fetch(self, tokens: Sequence[int], whole: bool = False) -> tuple[StoredSession | None, int]:
         """Find the longest stored prefix of a prompt that leaves at least one token of it.
+
+        Args:
+            tokens (sequence of int): The prompt.
+            whole (bool): Only take it with a context as from reading the prompt: drafts, and so
+                the draws of a seed, depend on it. Default: ``False``.
 
         Returns:
             tuple: A session of its own, or ``None``, and the number of tokens that it covers.
@@ -74,8 +90,9 @@ class PromptStore:
         if self.folder is not None:
             cache = self.folder.find(tokens, more_than=count)
             if cache is not None:
-                return StoredSession(cache.caches, cache.context), len(cache)
-        if entry is None:
+                count = len(cache)
+                entry = [*cache.caches, ContextCache(cache.context, count)]
+        if entry is None or (whole and not entry[-1].is_whole):
             return None, 0
         *caches, context = entry
         return StoredSession(caches, context.context), count

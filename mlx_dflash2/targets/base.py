@@ -49,7 +49,7 @@ class Target:
     @property
     def vocab_size(self) -> int:
         """Rows of the head, padding included."""
-        return _base(self._head_module).weight.shape[0]
+        return _base(self.head_module).weight.shape[0]
 
     @property
     def num_embeddings(self) -> int:
@@ -125,7 +125,7 @@ class Target:
 
         Scale and soft cap are left out: drafters state their own.
         """
-        head = _base(self._head_module)
+        head = _base(self.head_module)
         dtype = (head.scales if "scales" in head else head.weight).dtype
         # A head in 16 bits would be widened, and read at half the speed, by a float32 row.
         return self.unembed(hidden.astype(dtype) if mx.issubdtype(dtype, mx.floating) else hidden)
@@ -140,7 +140,7 @@ class Target:
 
     def unembed(self, hidden: mx.array) -> mx.array:
         """Multiply rows [..., H] with the head's matrix, tied or not."""
-        return self._head_module.as_linear(hidden) if self._tied else self._head_module(hidden)
+        return self.head_module.as_linear(hidden) if self._tied else self.head_module(hidden)
 
     def head_rows(self, ids: mx.array) -> mx.array:
         """Return the head's weights [n, H] of some token ids, unpacked.
@@ -148,7 +148,7 @@ class Target:
         Raises:
             ValueError: if the head has more than one matrix: a bias, or an adapter.
         """
-        head = self._head_module
+        head = self.head_module
         if head is not _base(head) or "bias" in head:
             raise ValueError("The target's head has a bias or an adapter: rows cannot be picked.")
         if "scales" not in head:
@@ -163,7 +163,8 @@ class Target:
         return "lm_head" not in self.language_model
 
     @property
-    def _head_module(self) -> nn.Module:
+    def head_module(self) -> nn.Module:
+        """The module of the head: where it is tied, the embedding."""
         return self.inner.embed_tokens if self._tied else self.language_model.lm_head
 
 

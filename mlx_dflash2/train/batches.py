@@ -1,4 +1,4 @@
-"""Which texts and anchors each step trains on: a function of seed and step alone."""
+"""Choose the texts and anchors of each step: a function of seed and step alone."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from .corpus import Corpus
 from .objective import Batch
 from .taps import TapSource, padded_tokens
 
-# Texts of like length are sought among so many batches, so that little is padding.
+# Texts are sorted by length within this many batches, to keep padding small.
 _POOL = 32
 
 
@@ -17,16 +17,15 @@ class Batches:
     """The batches of a training run.
 
     Args:
-        corpus (Corpus): The texts.
-        source (TapSource): Their taps.
-        texts (sequence of int): The texts to use, by number.
-        batch_size (int): Texts a batch.
-        anchors (int): Anchors a text, fewer for short ones.
-        max_seq_length (int): Tokens of a text that are used.
-        seed (int): Of everything that is drawn.
+        corpus, source: The texts and their taps.
+        texts (sequence of int): The numbers of the texts to use.
+        batch_size (int): Texts per batch.
+        anchors (int): Anchors per text, fewer for short ones.
+        max_seq_length (int): Longer texts are cut.
+        seed (int): Of all random draws.
 
     Raises:
-        ValueError: if too few texts have an answer of two tokens or more within that length.
+        ValueError: if too few texts have an answer of at least two tokens within that length.
     """
 
     def __init__(
@@ -39,13 +38,13 @@ class Batches:
         anchors: int,
         max_seq_length: int,
         seed: int,
-    ):
+    ) -> None:
         self.corpus, self.source = corpus, source
         self.batch_size, self.anchors, self.seed = batch_size, anchors, seed
         self.max_seq_length = max_seq_length
         self._latest: tuple[int, np.ndarray] | None = None
-        texts = np.asarray(texts)
-        self.texts = texts[self._spans(texts) > 0]
+        numbers = np.asarray(texts)
+        self.texts = numbers[self._spans(numbers) > 0]
         if len(self.texts) < batch_size:
             raise ValueError(
                 f"{len(self.texts)} texts have an answer of two tokens within "
@@ -56,16 +55,16 @@ class Batches:
         return np.minimum(self.corpus.lengths[texts], self.max_seq_length)
 
     def _spans(self, texts: np.ndarray) -> np.ndarray:
-        """Positions of each text that can be anchors: in the answer, with a token after them."""
+        """Count each text's possible anchors: positions of the answer with a token after them."""
         return self._lengths(texts) - 1 - self.corpus.prompt_lengths[texts]
 
     @property
     def per_epoch(self) -> int:
-        """Batches of an epoch."""
+        """Batches per epoch."""
         return len(self.texts) // self.batch_size
 
     def batch(self, number: int) -> Batch:
-        """The batch of a number, counted from the first epoch's first one."""
+        """Return a batch by its number, counted over all epochs."""
         epoch, index = divmod(number, self.per_epoch)
         if self._latest is None or self._latest[0] != epoch:
             self._latest = epoch, self._order(epoch)
@@ -73,13 +72,13 @@ class Batches:
         rng = np.random.default_rng([self.seed, 1, number])
         lengths = self._lengths(texts)
         anchors, used = self._draw_anchors(texts, rng)
-        shown = self.source.read(texts, int(lengths.max()))
+        found = self.source.read(texts, int(lengths.max()))
         tokens = padded_tokens(self.corpus, texts, int(lengths.max()))
         arrays = (mx.array(x) for x in (lengths, anchors, used))
-        return Batch(mx.array(tokens), shown.taps, shown.final, *arrays)
+        return Batch(mx.array(tokens), found.taps, found.final, *arrays)
 
     def _order(self, epoch: int) -> np.ndarray:
-        """Texts of an epoch's batches, [batches, batch size]."""
+        """Return the texts of an epoch's batches, [batches, batch size]."""
         rng = np.random.default_rng([self.seed, 0, epoch])
         texts = rng.permutation(self.texts)[: self.per_epoch * self.batch_size]
         pools = range(0, len(texts), _POOL * self.batch_size)

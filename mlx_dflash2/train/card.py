@@ -13,7 +13,7 @@ tags: [mlx, dflash, speculative-decoding]
 
 # A DFlash {generation} drafter for {target}
 
-It drafts blocks of {block} (the anchor and {drafts} tokens) and is no model on its own: it uses
+It drafts blocks of {block} (the anchor and {drafts} tokens). It is not a model on its own: it uses
 the embedding, the head and the hidden states of its target.
 
 ```shell
@@ -38,22 +38,19 @@ _RESULTS = "\n## Held-out prompts\n"
 
 
 def make_card(
-    drafter: Drafter,
-    target: str,
-    numbers: dict[str, int],
-    options: dict[str, Any],
-    own: bool,
+    drafter: Drafter, target: str, numbers: dict[str, int], options: dict[str, Any], own: bool
 ) -> str:
     """Describe a drafter.
 
     Args:
-        drafter (Drafter): As it is written.
-        target (str): The target's name.
+        drafter, target: The drafter as it is written, and the target's name.
         numbers (dict): ``texts``, ``tokens``, ``steps`` and ``blocks`` of its training.
-        options (dict): Those that were given.
-        own (bool): Whether the data stage had the target write the texts.
+        options (dict): Those that differ from their defaults.
+        own (bool): Whether the target wrote the texts in the data stage.
     """
-    args = drafter.args
+    args, selector = drafter.args, "none"
+    if args.has_selector:
+        selector = f"rank {args.selector_rank} over {args.selector_top_k} candidates"
     return _CARD.format(
         generation=args.generation,
         target=target,
@@ -63,9 +60,7 @@ def make_card(
         hidden=args.hidden_size,
         taps=", ".join(map(str, args.target_layer_ids)),
         conv=f"{args.conv_kernel_size} taps" if args.has_conv else "none",
-        selector=f"rank {args.selector_rank} over {args.selector_top_k} candidates"
-        if args.has_selector
-        else "none",
+        selector=selector,
         mask=args.mask_token_id,
         weights=weights_row(drafter),
         **{name: f"{number:,}" for name, number in numbers.items()},
@@ -75,12 +70,12 @@ def make_card(
 
 
 def with_results(card: str, found: dict[str, Any]) -> str:
-    """A card with what the eval stage found, in place of what it found before."""
+    """Replace the results in a card by those of the latest eval stage."""
     return card.partition(_RESULTS)[0] + results_table(found)
 
 
 def results_table(found: dict[str, Any]) -> str:
-    """Decoding and recall of the eval stage, as Markdown."""
+    """Format the results of the eval stage as Markdown."""
     lines = [*_RESULTS.splitlines(), "", "| | acceptance length | 90 % interval |", "|-|-|-|"]
     for temp, result in found["decoding"].items():
         low, high = result["interval"]

@@ -3,14 +3,10 @@
 import sys
 
 from ..cli.console import run
-from .arguments import parse
+from .options import parse
 from .run import Run
 
 
-def main():
+def main() -> None:
     """Run the stages asked for."""
-    run(_main)
-
-
-def _main():
-    Run(parse(sys.argv[1:])).run()
+    run(lambda: Run(parse(sys.argv[1:])).run())

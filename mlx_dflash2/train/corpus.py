@@ -1,8 +1,8 @@
-"""Text that the target wrote, as token ids on disk."""
+"""Texts that the target wrote, as token ids on disk."""
 
 import hashlib
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,18 +12,18 @@ FIELDS = ("tokens", "lengths", "prompt_lengths")
 
 
 class Text(NamedTuple):
-    """One prompt with its answer: ids [S], how many of them are the prompt, and its kind."""
+    """A prompt with its answer: ids [S], the prompt's length, and its kind."""
 
     tokens: np.ndarray
     prompt_length: int
     kind: str = ""
 
 
-class Corpus(Sequence):
+class Corpus:
     """The texts of all ``*.npz`` shards of a folder, in order of the shards' names.
 
-    A shard holds ``tokens`` (all texts one after another, unsigned integers), ``lengths`` and
-    ``prompt_lengths`` (one a text), and may hold ``kinds`` (strings, one a text).
+    A shard holds ``tokens`` (ids of all texts, joined), ``lengths`` and ``prompt_lengths`` (a
+    number for each text), and may hold ``kinds`` (a string for each text).
 
     Args:
         path (str or Path): A folder of shards, or one shard.
@@ -33,11 +33,11 @@ class Corpus(Sequence):
         ValueError: naming the shard and what is wrong with it.
     """
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path) -> None:
         path = Path(path)
         files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
         if not files or not files[0].is_file():
-            raise FileNotFoundError(f"{path} holds no *.npz shard of texts.")
+            raise FileNotFoundError(f"{path} does not hold a *.npz shard of texts.")
         parts = [_read_shard(file) for file in files]
         self.tokens = np.concatenate([part["tokens"] for part in parts])
         self.lengths = np.concatenate([part["lengths"] for part in parts])
@@ -48,6 +48,9 @@ class Corpus(Sequence):
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def __iter__(self) -> Iterator[Text]:
+        return (self[index] for index in range(len(self)))
+
     def __getitem__(self, index: int) -> Text:
         index = range(len(self))[index]
         start, length = self.starts[index], self.lengths[index]
@@ -56,7 +59,7 @@ class Corpus(Sequence):
 
     @property
     def digest(self) -> str:
-        """A short hash of all texts and of where their answers begin."""
+        """A short hash of all texts and their prompts' lengths."""
         found = hashlib.sha256()
         for array in (self.tokens, self.lengths, self.prompt_lengths):
             found.update(array.tobytes())
@@ -64,7 +67,7 @@ class Corpus(Sequence):
 
     @property
     def num_answer_tokens(self) -> int:
-        """Tokens of all texts that are no prompt."""
+        """Tokens of all answers."""
         return int(self.lengths.sum() - self.prompt_lengths.sum())
 
 
@@ -73,12 +76,12 @@ def _read_shard(file: Path) -> dict[str, np.ndarray]:
         with np.load(file) as shard:
             found = {name: shard[name] for name in shard.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file} is no shard of texts: {error}.") from error
+        raise ValueError(f"{file} is not a shard of texts: {error}.") from error
     for name in FIELDS:
         if name not in found:
             raise ValueError(f"{file} has no `{name}`.")
         if not np.issubdtype(found[name].dtype, np.integer) or found[name].ndim != 1:
-            raise ValueError(f"`{name}` of {file} is no list of integers.")
+            raise ValueError(f"`{name}` of {file} is not a list of integers.")
     tokens, lengths, prompt_lengths = (found[name].astype(np.int64) for name in FIELDS)
     if len(lengths) != len(prompt_lengths) or lengths.sum() != len(tokens):
         raise ValueError(f"The lengths of {file} do not add up to its {len(tokens)} tokens.")
@@ -95,7 +98,7 @@ def _read_shard(file: Path) -> dict[str, np.ndarray]:
     }
 
 
-def write_shard(file: str | Path, texts: Iterable[Text]):
+def write_shard(file: str | Path, texts: Iterable[Text]) -> None:
     """Write texts as one shard, whole or not at all."""
     file, texts = Path(file), list(texts)
     partial = file.with_suffix(".partial")

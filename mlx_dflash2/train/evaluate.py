@@ -1,8 +1,10 @@
-"""A drafter on held-out prompts: real decoding, and what it could have drafted of the text."""
+"""Evaluate a drafter on held-out prompts: decoding, recall, and plots of both."""
 
+import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,6 +18,7 @@ from ..decode.generate import dflash_generate_step
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
 from ..drafter.model import Drafter
+from ..evaluation.plots import line_plot, new_figure, save_figure
 from ..evaluation.prompts import Prompt
 from ..evaluation.recall import recall_table
 
@@ -24,8 +27,8 @@ _INTERVAL = (5, 95)
 
 
 @dataclass
-class Decoded:
-    """One answer: its prompt's kind and ids, its own ids, and what the rounds gave."""
+class Answer:
+    """An answer: its prompt's kind and ids, its own ids, and the counters of its rounds."""
 
     kind: str
     prompt: tuple[int, ...]
@@ -33,12 +36,12 @@ class Decoded:
     stats: Stats = field(repr=False)
 
     @property
-    def given(self) -> int:
-        """Tokens that rounds gave: all but the prompt pass'."""
+    def from_rounds(self) -> int:
+        """Tokens that rounds gave: all but that of the prompt's pass."""
         return self.stats.accepted + self.stats.bonus
 
 
-def decode(
+def answer_prompts(
     model: nn.Module,
     tokenizer: TokenizerWrapper,
     drafter: Drafter,
@@ -47,29 +50,28 @@ def decode(
     max_tokens: int,
     temp: float = 0.0,
     seed: int = 0,
-) -> list[Decoded]:
-    """Answer prompts through the ordinary decoding loop.
+) -> list[Answer]:
+    """Answer prompts by the ordinary decoding loop.
 
     Args:
-        model (nn.Module): The target.
-        tokenizer (TokenizerWrapper): Its tokenizer, for the tokens that end an answer.
-        drafter (Drafter): The drafter.
+        model, tokenizer, drafter: The pair.
         prompts (sequence of Prompt): From :func:`mlx_dflash2.evaluation.prompts.encode`.
         max_tokens (int): The most tokens of an answer.
         temp (float): 0 decodes greedily. Default: ``0.0``.
-        seed (int): Of the draws above temperature 0, with the prompt's number. Default: ``0``.
+        seed (int): Of sampling, with the prompt's number added. Default: ``0``.
     """
     answers = []
     for number, prompt in enumerate(tqdm(prompts, desc=f"decoding at temperature {temp:g}")):
         stats, tokens = Stats(), []
-        sampler = make_sampler(temp) if temp > 0 else None
         steps = dflash_generate_step(
             mx.array(prompt.tokens),
             model,
             drafter,
             max_tokens=max_tokens,
-            sampler=sampler,
+            sampler=make_sampler(temp) if temp > 0 else None,
             seed=seed + number if temp > 0 else None,
+            # Whole blocks in every round: acceptance is measured, not speed.
+            verify_width=drafter.block_size,
             stats=stats,
         )
         with closing(steps):
@@ -77,42 +79,40 @@ def decode(
                 tokens.append(token)
                 if token in tokenizer.eos_token_ids:
                     break
-        answers.append(Decoded(prompt.suite, prompt.tokens, tokens, stats))
+        answers.append(Answer(prompt.suite, prompt.tokens, tokens, stats))
     return answers
 
 
-def acceptance(answers: Sequence[Decoded]) -> dict[str, Any]:
-    """The acceptance length of answers, pooled over all rounds, and where it comes from.
+def acceptance(answers: Sequence[Answer]) -> dict[str, Any]:
+    """Summarize the acceptance length of answers, pooled over all rounds.
 
     Returns:
-        dict: ``acceptance_length`` (tokens a round, bonus included) with ``interval``, 5 % to
-        95 % of a bootstrap over prompts; ``by_kind``; ``by_position``, the share of drafts there
-        that were emitted; ``rounds``, ``tokens`` and ``prompts``.
+        dict: ``acceptance_length`` (tokens a round, bonus included) with ``interval``, the 90 %
+        interval of a bootstrap over prompts; ``by_kind``; ``by_position``, the share of drafts
+        there that were emitted; ``rounds``, ``tokens`` and ``prompts``.
     """
-    given = np.array([answer.given for answer in answers])
+    tokens = np.array([answer.from_rounds for answer in answers])
     rounds = np.array([answer.stats.rounds for answer in answers])
-    kinds = sorted({answer.kind for answer in answers})
-    of_kind = {kind: np.array([a.kind == kind for a in answers]) for kind in kinds}
-    drafted, accepted = ([_column_sums(answers, name)] for name in ("drafted_at", "accepted_at"))
+    by_kind = {}
+    for kind in sorted({answer.kind for answer in answers}):
+        own = np.array([answer.kind == kind for answer in answers])
+        by_kind[kind] = _ratio(tokens[own].sum(), rounds[own].sum())
+    drafted, accepted = (_column_sums(answers, name) for name in ("drafted_at", "accepted_at"))
     return {
-        "acceptance_length": _ratio(given.sum(), rounds.sum()),
-        "interval": interval(given, rounds),
-        "by_kind": {k: _ratio(given[m].sum(), rounds[m].sum()) for k, m in of_kind.items()},
-        "by_position": [_ratio(a, d) for a, d in zip(accepted[0], drafted[0], strict=True)],
+        "acceptance_length": _ratio(tokens.sum(), rounds.sum()),
+        "interval": interval(tokens, rounds),
+        "by_kind": by_kind,
+        "by_position": [_ratio(a, d) for a, d in zip(accepted, drafted, strict=True)],
         "rounds": int(rounds.sum()),
         "tokens": int(sum(len(answer.tokens) for answer in answers)),
         "prompts": len(answers),
     }
 
 
-def interval(given: np.ndarray, rounds: np.ndarray) -> list[float]:
-    """From 5 % to 95 % of a bootstrap over prompts of their pooled acceptance length.
-
-    Args:
-        given, rounds (np.ndarray): Tokens that rounds gave, and rounds, one number a prompt.
-    """
-    draws = np.random.default_rng(0).integers(0, len(given), (_RESAMPLES, len(given)))
-    lengths = given[draws].sum(axis=1) / np.maximum(1, rounds[draws].sum(axis=1))
+def interval(tokens: np.ndarray, rounds: np.ndarray) -> list[float]:
+    """Return the 90 % interval of the pooled acceptance length, by a bootstrap over prompts."""
+    draws = np.random.default_rng(0).integers(0, len(tokens), (_RESAMPLES, len(tokens)))
+    lengths = tokens[draws].sum(axis=1) / np.maximum(1, rounds[draws].sum(axis=1))
     return [float(x) for x in np.percentile(lengths, _INTERVAL)]
 
 
@@ -120,7 +120,7 @@ def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole else 0.0
 
 
-def _column_sums(answers: Sequence[Decoded], name: str) -> list[int]:
+def _column_sums(answers: Sequence[Answer], name: str) -> list[int]:
     columns = [getattr(answer.stats, name) for answer in answers]
     width = max(map(len, columns), default=0)
     padded = [column + [0] * (width - len(column)) for column in columns]
@@ -141,28 +141,68 @@ def evaluate(
     """Decode at every temperature, then measure recall on the greedy answers.
 
     Args:
-        model, tokenizer, drafter, prompts, max_tokens, seed: As for :func:`decode`.
+        model, tokenizer, drafter, prompts, max_tokens, seed: As for :func:`answer_prompts`.
         temps (sequence of float): Temperatures; recall needs 0 among them. Default: ``(0.0,)``.
         stride (int): Tokens from one anchor of the recall to the next. Default: ``1``.
 
     Returns:
         dict: ``decoding`` by temperature, as :func:`acceptance`, and ``recall``, as
-        :func:`mlx_dflash2.evaluation.recall.recall_table`, or ``None`` where no answer is longer
+        :func:`mlx_dflash2.evaluation.recall.recall_table`, or ``None`` if every answer is shorter
         than a block.
     """
     drafter.eval()
-    decoding, greedy = {}, []
+    decoding: dict[str, Any] = {}
+    greedy: list[Answer] = []
     for temp in temps:
-        options = {"max_tokens": max_tokens, "temp": temp, "seed": seed}
-        answers = decode(model, tokenizer, drafter, prompts, **options)
+        answers = answer_prompts(
+            model, tokenizer, drafter, prompts, max_tokens=max_tokens, temp=temp, seed=seed
+        )
         decoding[f"{temp:g}"] = acceptance(answers)
         greedy = answers if temp == 0 else greedy
     if 0 not in temps:
-        note("eval: recall is skipped, since it is of the greedy answers and no temperature is 0.")
-    texts = [(answer.prompt, answer.tokens) for answer in greedy]
-    texts = [text for text in texts if len(text[1]) >= drafter.block_size]
-    found = None
+        note("eval: recall is skipped: it is measured on greedy answers, and no temperature is 0.")
+    texts = [(a.prompt, a.tokens) for a in greedy if len(a.tokens) >= drafter.block_size]
+    recall = None
     if texts:
         with tqdm(total=len(texts), desc="recall") as bar:
-            found = recall_table(model, drafter, texts, stride, lambda _: bar.update())
-    return {"decoding": decoding, "recall": found}
+
+            def progress(_: str) -> None:
+                bar.update()
+
+            recall = recall_table(model, drafter, texts, stride, progress)
+    return {"decoding": decoding, "recall": recall}
+
+
+def save_plots(found: dict[str, Any], folder: Path) -> list[Path]:
+    """Plot an evaluation in ``acceptance.png``, and the run's log, if any, in ``training.png``.
+
+    Raises:
+        ImportError: if matplotlib is not installed.
+    """
+    curves = {
+        f"accepted, temperature {temp}": result["by_position"]
+        for temp, result in found["decoding"].items()
+    }
+    if (recall := found["recall"]) is not None:
+        curves["best token right, where all before are"] = recall["recall_best"]
+        curves["among the candidates, where all before are"] = recall["recall_candidates"]
+    figure = line_plot("Held-out prompts", curves, "share of drafts")
+    files = [save_figure(figure, folder / "acceptance.png")]
+    log = folder / "log.jsonl"
+    if log.is_file():
+        files.append(_save_log(log, folder / "training.png"))
+    return files
+
+
+def _save_log(log: Path, path: Path) -> Path:
+    """Plot loss and acceptance length by step."""
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    figure = new_figure()
+    left = figure.subplots()
+    steps = [line["step"] for line in lines]
+    left.plot(steps, [line["loss"] for line in lines], color="tab:blue")
+    left.set(xlabel="step", ylabel="loss", title="Training")
+    right = left.twinx()
+    right.plot(steps, [line["length"] for line in lines], color="tab:orange")
+    right.set(ylabel="acceptance length at the drawn anchors")
+    return save_figure(figure, path)

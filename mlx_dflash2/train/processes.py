@@ -1,4 +1,4 @@
-"""Several processes that train one drafter: what they have to decide together."""
+"""What several processes that train one drafter have to decide together."""
 
 import hashlib
 from typing import Any
@@ -7,26 +7,30 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from ..cli import console
+
+
+def note(text: str) -> None:
+    """Print a line on stderr, in one of the processes."""
+    if mx.distributed.init().rank() == 0:
+        console.note(text)
+
 
 def any_of(flag: bool, group: mx.distributed.Group) -> bool:
-    """Whether it holds for one of the processes at least."""
+    """Tell whether a flag is set in any of the processes."""
     if group.size() == 1:
         return flag
-    return mx.distributed.all_sum(mx.array(int(flag)), group=group, stream=mx.cpu).item() > 0
+    total = mx.distributed.all_sum(mx.array(int(flag)), group=group, stream=mx.cpu)
+    return bool((total > 0).item())
 
 
-def wait(group: mx.distributed.Group):
+def wait(group: mx.distributed.Group) -> None:
     """Wait until every process is here."""
     any_of(False, group)
 
 
-def refuse_disagreement(step: int, weights: Any, group: mx.distributed.Group):
-    """Refuse to train where the processes do not begin from one state.
-
-    Args:
-        step (int): Steps that this process' trainer has done.
-        weights (dict): A tree of its weights.
-        group (mx.distributed.Group): The processes.
+def refuse_disagreement(step: int, weights: Any, group: mx.distributed.Group) -> None:
+    """Refuse to train if the processes differ in the steps done or in their weights.
 
     Raises:
         ValueError: in every process, naming what they do not agree on.
@@ -35,14 +39,13 @@ def refuse_disagreement(step: int, weights: Any, group: mx.distributed.Group):
         return
     own = mx.array([step, *digest(weights)])
     most = mx.distributed.all_max(mx.concatenate([own, -own]), group=group, stream=mx.cpu)
-    high, low = (part.tolist() for part in mx.split(most, 2))
-    low = [-value for value in low]
+    high, low = np.split(np.array(most), 2) * np.array([[1], [-1]])
     if high[0] != low[0]:
         raise ValueError(
-            f"The processes begin from steps {low[0]} to {high[0]}; give all of them the same "
+            f"The processes start from steps {low[0]} to {high[0]}; give all of them the same "
             "checkpoints."
         )
-    if high != low:
+    if (high != low).any():
         raise ValueError(
             f"The processes' weights differ at step {step}; give all of them the same checkpoints, "
             "models and options."
@@ -50,9 +53,9 @@ def refuse_disagreement(step: int, weights: Any, group: mx.distributed.Group):
 
 
 def digest(weights: Any) -> list[int]:
-    """A hash of a tree of arrays, as small numbers that processes can compare."""
+    """Hash a tree of arrays, as small numbers that processes can compare."""
     found = hashlib.sha256()
-    for name, value in tree_flatten(weights):
+    for name, value in dict(tree_flatten(weights)).items():
         found.update(name.encode())
         found.update(np.array(value.astype(mx.float32)).tobytes())
     return np.frombuffer(found.digest(), np.uint16).tolist()

@@ -1,4 +1,4 @@
-"""Prompts to write a corpus from: built in, or from a file."""
+"""Prompts for a corpus: built in, or from a file."""
 
 import json
 import math
@@ -7,21 +7,13 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
-from ..evaluation.prompts import read_rows
+from ..evaluation.prompts import Chat, read_chats
 
 GRAMMAR = Path(__file__).with_name("prompts.json")
 SPLITS = ("train", "held_out")
 # A slot's name, and a digit where a template wants several different values of one slot.
 _FIELD = re.compile(r"\{([a-z]+)(\d?)\}")
-
-
-class PromptRow(NamedTuple):
-    """A chat to be answered, and what kind of task it is."""
-
-    kind: str
-    messages: list[dict[str, str]]
 
 
 class Grammar:
@@ -31,7 +23,7 @@ class Grammar:
         split (str): ``train`` or ``held_out``; they share no template and no topic.
     """
 
-    def __init__(self, split: str):
+    def __init__(self, split: str) -> None:
         content = json.loads(GRAMMAR.read_text(encoding="utf-8"))
         self.templates = {kind: both[split] for kind, both in content["templates"].items()}
         self.slots = {name: both[split] for name, both in content["slots"].items()}
@@ -40,7 +32,7 @@ class Grammar:
             self.slots[name] = [str(number) for number in range(low, high + 1)]
 
     def size(self, template: str) -> int:
-        """How many different texts a template can become."""
+        """Count the different texts that a template can become."""
         size = 1
         for slot, fields in _fields(template).items():
             values = self.slots[slot]
@@ -51,8 +43,8 @@ class Grammar:
         return size
 
     def fill(self, template: str, rng: random.Random) -> str:
-        """One of these texts. Values of slots may have slots themselves."""
-        chosen = {}
+        """Return one of these texts. Values of slots may have slots themselves."""
+        chosen: dict[str, str] = {}
         for slot, fields in _fields(template).items():
             values = rng.sample(self.slots[slot], len(fields))
             chosen |= {
@@ -61,7 +53,7 @@ class Grammar:
         return _FIELD.sub(lambda match: chosen[match[0]], template)
 
     def texts(self, kind: str, rng: random.Random) -> Iterator[str]:
-        """All texts of a kind, each once, its templates taking turns while they last."""
+        """Yield all texts of a kind once, in turns from its templates while they last."""
         left = {template: self.size(template) for template in self.templates[kind]}
         seen = set()
         while left:
@@ -76,7 +68,7 @@ class Grammar:
 
 
 def _fields(template: str) -> dict[str, list[str]]:
-    """Per slot its different fields, in order of appearance."""
+    """Return each slot's different fields, in order of appearance."""
     fields: dict[str, list[str]] = {}
     for match in _FIELD.finditer(template):
         found = fields.setdefault(match[1], [])
@@ -85,16 +77,11 @@ def _fields(template: str) -> dict[str, list[str]]:
     return fields
 
 
-def built_in(split: str, seed: int, count: int) -> list[PromptRow]:
-    """Different prompts of all kinds in turn; a larger count only adds to a smaller one.
-
-    Args:
-        split (str): ``train`` or ``held_out``.
-        seed (int): Other seeds give other prompts.
-        count (int): How many.
+def built_in(split: str, seed: int, count: int) -> list[Chat]:
+    """Return different prompts of all kinds in turn; a larger count adds to a smaller one.
 
     Raises:
-        ValueError: for another split, or a count that is below 1 or beyond what there is.
+        ValueError: for an unknown split, or a count that is below 1 or above what there is.
     """
     if split not in SPLITS:
         raise ValueError(f"`split` is {split!r} but has to be one of {', '.join(SPLITS)}.")
@@ -110,35 +97,34 @@ def built_in(split: str, seed: int, count: int) -> list[PromptRow]:
     return list(islice(_turns(streams), count))
 
 
-def _turns(streams: list[tuple[str, Iterator[str]]]) -> Iterator[PromptRow]:
+def _turns(streams: list[tuple[str, Iterator[str]]]) -> Iterator[Chat]:
     while True:
         for kind, texts in streams:
-            yield _row(kind, next(texts))
+            yield _chat(kind, next(texts))
 
 
-def _row(kind: str, text: str) -> PromptRow:
-    return PromptRow(kind, [{"role": "user", "content": text}])
+def _chat(kind: str, text: str) -> Chat:
+    return Chat(kind, [{"role": "user", "content": text}])
 
 
-def read(path: str | Path) -> list[PromptRow]:
-    """Prompts of a file.
+def read(path: str | Path) -> list[Chat]:
+    """Read the prompts of a file.
 
     Args:
-        path (str or Path): A ``.txt`` file with a prompt a line, or JSONL with a ``prompt`` or
-          ``messages`` a line and perhaps a ``suite``, which becomes the kind. Without one the
-          kind is the file's name.
+        path (str or Path): A ``.txt`` file with a prompt on each line, or JSONL with ``prompt`` or
+          ``messages`` on each line and perhaps a ``suite``. Without one it is the file's name.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: naming the line that is no prompt, or if there is none.
+        ValueError: naming the line that is not a prompt, or if there is none.
     """
-    # Made absolute, so that no file's name is taken for a public suite's.
+    # Made absolute: a file's name is not taken for a public suite's.
     path = Path(path).expanduser().absolute()
     if not path.is_file():
         raise FileNotFoundError(f"There is no file of prompts {path}.")
     lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     if not any(lines):
-        raise ValueError(f"{path} holds no prompts.")
+        raise ValueError(f"{path} does not hold prompts.")
     if path.suffix == ".txt":
-        return [_row(path.stem, line) for line in lines if line]
-    return [PromptRow(row["suite"], row["messages"]) for row in read_rows([str(path)])]
+        return [_chat(path.stem, line) for line in lines if line]
+    return read_chats([str(path)])

@@ -1,4 +1,4 @@
-"""Records beside what was made: what decided it, so that nothing else is mixed with it."""
+"""JSON records beside what was made: they say what decided it, so that nothing else is mixed in."""
 
 import json
 import os
@@ -8,17 +8,11 @@ from typing import Any
 
 def refuse_difference(
     source: str | Path, found: dict[str, Any], wanted: dict[str, Any], advice: str
-):
-    """Refuse to go on with what was made otherwise.
-
-    Args:
-        source (str or Path): What ``found`` is the record of.
-        found (dict): The record.
-        wanted (dict): What it has to say; other fields of it do not matter.
-        advice (str): What to do about a difference.
+) -> None:
+    """Refuse to continue ``source`` if its record ``found`` differs in a wanted field.
 
     Raises:
-        ValueError: naming the first field that differs, and both values.
+        ValueError: naming the first field that differs, both values, and what to do about it.
     """
     for name, value in wanted.items():
         if found.get(name) != value:
@@ -28,21 +22,17 @@ def refuse_difference(
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """Read a record.
-
-    Raises:
-        ValueError: if the file is none.
-    """
+    """Read a record, or raise a ``ValueError`` if the file is not one."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON: {error}.") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{file} is no record: it holds no object.")
+        raise ValueError(f"{file} is not a record: it does not hold an object.")
     return found
 
 
-def write_record(file: Path, record: dict[str, Any]):
+def write_record(file: Path, record: dict[str, Any]) -> None:
     """Write a record, whole or not at all; several processes may do so at once."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_suffix(f".partial-{os.getpid()}")

@@ -1,8 +1,8 @@
-"""What the target shows a drafter of a text: cached on disk, or computed when it is asked for."""
+"""The target's hidden states that a drafter is trained on: cached on disk or computed anew."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
@@ -13,106 +13,78 @@ from .corpus import Corpus
 from .records import read_record, refuse_difference, write_record
 
 TEXTS_PER_FILE = 256
-BYTES = 2
 _RECORD = "taps.json"
 
 
-class Shown(NamedTuple):
-    """Of N texts, padded on the right: ``taps`` [N, S, T * H], and ``final`` [N, S, H] or None."""
+class TextTaps(NamedTuple):
+    """Of N texts, padded on the right: ``taps`` [N, S, T * H], ``final`` [N, S, H] or ``None``."""
 
     taps: mx.array
     final: mx.array | None
 
 
 class TapSource(Protocol):
-    """Anything that gives the taps of a corpus' texts."""
+    """A source of the taps of a corpus' texts."""
 
-    def read(self, texts: Sequence[int], length: int) -> Shown:
-        """Of the texts by number, each padded to ``length`` rows."""
+    def read(self, texts: Sequence[int], length: int) -> TextTaps:
+        """Return the taps of texts by number, padded to ``length`` rows."""
 
 
 class ComputedTaps:
-    """Taps that the target computes each time.
+    """Taps that the target computes each time, with ``final`` also the head's input."""
 
-    Args:
-        target (Target): The target.
-        corpus (Corpus): The texts.
-        layers (sequence of int): Layers to tap.
-        final (bool): Whether to give the rows that the head reads, too.
-    """
-
-    def __init__(self, target: Target, corpus: Corpus, layers: Sequence[int], final: bool):
+    def __init__(self, target: Target, corpus: Corpus, layers: Sequence[int], final: bool) -> None:
         self.target, self.corpus, self.layers, self.final = target, corpus, list(layers), final
 
-    def read(self, texts: Sequence[int], length: int) -> Shown:
+    def read(self, texts: Sequence[int], length: int) -> TextTaps:
         """See :class:`TapSource`."""
         tokens = mx.array(padded_tokens(self.corpus, texts, length))
-        # Padding is behind the texts, where no row of theirs sees it.
-        shown = self.target.forward(tokens, self.target.make_cache(), self.layers)
-        return Shown(shown.taps, shown.hidden if self.final else None)
+        # Padding comes after the texts: none of their rows attends to it.
+        out = self.target.forward(tokens, self.target.make_cache(), self.layers)
+        return TextTaps(cast(mx.array, out.taps), out.hidden if self.final else None)
 
 
 class CachedTaps:
-    """Taps in bfloat16 files, memory-mapped, a file for every so many texts in order.
+    """Taps in memory-mapped bfloat16 files, one for every ``TEXTS_PER_FILE`` texts.
 
     Args:
         folder (str or Path): From :func:`write_taps`.
-        corpus (Corpus): The texts that they are of.
-        final (bool): Whether to give the rows that the head reads, too.
-        known: Fields of the cache's record that have to be so, such as ``layers``.
+        corpus (Corpus): The texts.
+        final (bool): Whether to return the head's input, too.
+        known: Fields that the cache's record has to have, such as ``layers``.
 
     Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if they are of other texts or made otherwise, or lack the head's rows.
+        FileNotFoundError, ValueError: if a file is missing, or the taps are of something else.
     """
 
-    def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any):
+    def __init__(self, folder: str | Path, corpus: Corpus, final: bool, **known: Any) -> None:
         folder = Path(folder)
-        file = folder / _RECORD
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder} holds no taps; run the taps stage first.")
-        self.about = _read_about(file)
-        if self.about["texts"] != len(corpus) or self.about["rows"] != len(corpus.tokens):
-            raise ValueError(
-                f"{folder} holds the taps of {self.about['texts']} texts with "
-                f"{self.about['rows']} tokens, the corpus {len(corpus)} with {len(corpus.tokens)}; "
-                "run the taps stage again."
-            )
-        refuse_difference(
-            file,
-            self.about,
-            {"digest": corpus.digest} | known,
-            "run the taps stage in another folder",
-        )
+        record = folder / _RECORD
+        if not record.is_file():
+            raise FileNotFoundError(f"{folder} does not hold taps; run the taps stage first.")
+        self.about = _read_about(record)
+        wanted = {"texts": len(corpus), "rows": len(corpus.tokens), "digest": corpus.digest} | known
+        refuse_difference(record, self.about, wanted, "run the taps stage in another folder")
         if final and not self.about["final"]:
-            raise ValueError(f"{folder} was made without what the target's head reads.")
+            raise ValueError(f"{folder} was made without the input of the target's head.")
         self.corpus, self.final = corpus, final
-        width = self.about["width"]
         self.files = [
-            np.memmap(file, np.uint16, "r", shape=(rows, width))
-            for file, rows in zip(_files(folder, corpus), _rows_per_file(corpus), strict=True)
+            np.memmap(file, np.uint16, "r", shape=(_rows(corpus, texts), self.about["width"]))
+            for file, texts in _files(folder, corpus).items()
         ]
 
-    def read(self, texts: Sequence[int], length: int) -> Shown:
+    def read(self, texts: Sequence[int], length: int) -> TextTaps:
         """See :class:`TapSource`."""
-        width, taps = self.about["width"], self.about["width"] - self.about["final"]
+        width = self.about["width"]
         rows = np.zeros((len(texts), length, width), np.uint16)
         for row, text in zip(rows, texts, strict=True):
-            file, start = self._place(text)
+            number = text // TEXTS_PER_FILE
+            start = _rows(self.corpus, range(number * TEXTS_PER_FILE, text))
             count = min(length, int(self.corpus.lengths[text]))
-            row[:count] = file[start : start + count]
-        taps, final = mx.split(mx.array(rows).view(mx.bfloat16), [taps], axis=-1)
-        return Shown(taps, final if self.final else None)
-
-    def _place(self, text: int) -> tuple[np.ndarray, int]:
-        first = text // TEXTS_PER_FILE * TEXTS_PER_FILE
-        start = int(self.corpus.starts[text] - self.corpus.starts[first])
-        return self.files[text // TEXTS_PER_FILE], start
-
-
-def bytes_needed(corpus: Corpus, width: int) -> int:
-    """Disk that the taps of a corpus take, for so many numbers a token."""
-    return len(corpus.tokens) * width * BYTES
+            row[:count] = self.files[number][start : start + count]
+        split = [width - self.about["final"]]
+        taps, final = mx.split(mx.array(rows).view(mx.bfloat16), split, axis=-1)
+        return TextTaps(taps, final if self.final else None)
 
 
 def write_taps(
@@ -126,21 +98,18 @@ def write_taps(
     dequantize: bool = False,
     batch_size: int = 8,
     share: tuple[int, int] = (0, 1),
-):
-    """Write the files that :class:`CachedTaps` reads; those that are there are left alone.
+) -> None:
+    """Write the files that :class:`CachedTaps` reads, except those that are there.
 
     Args:
-        target (Target): The target.
-        corpus (Corpus): The texts.
+        target, corpus: The target and the texts.
         layers (sequence of int): Layers to tap, increasing.
         folder (str or Path): Where the files go.
-        final (bool): Whether to keep what the target's head reads; a folder that was begun with
-            it is gone on with it. Default: ``True``.
-        model (str): The target's name, kept beside the files. Default: ``""``.
-        dequantize (bool): Whether the target's weights were unpacked; kept, too.
-            Default: ``False``.
-        batch_size (int): Texts a pass. Default: ``8``.
-        share (tuple of int): Which part of how many equal ones is this process' to write.
+        final (bool): Whether to store the head's input; a folder that already stores it keeps
+            storing it. Default: ``True``.
+        model, dequantize: The target's name and whether it was dequantized, for the record.
+        batch_size (int): Texts per pass. Default: ``8``.
+        share (tuple of int): Rank and number of the processes that write together.
 
     Raises:
         ValueError: if the folder holds taps of another target, of other texts or layers.
@@ -163,16 +132,15 @@ def write_taps(
     if found is None:
         write_record(folder / _RECORD, about)
     else:
-        advice = "give another folder or remove that one"
-        refuse_difference(folder / _RECORD, found, about, advice)
+        refuse_difference(folder / _RECORD, found, about, "give another folder or remove that one")
     source = ComputedTaps(target, corpus, layers, final)
-    # By number and not by what is left: processes do not start at the same time.
-    mine = range(share[0], len(_files(folder, corpus)), share[1])
-    todo = [i for i in mine if not _files(folder, corpus)[i].exists()]
-    total = sum(int(_rows_per_file(corpus)[i]) for i in todo)
+    # Shared by number, not by what is left: processes do not start at the same time.
+    mine = list(_files(folder, corpus).items())[share[0] :: share[1]]
+    todo = {file: texts for file, texts in mine if not file.exists()}
+    total = sum(_rows(corpus, texts) for texts in todo.values())
     with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
-        for number in todo:
-            _write_file(source, number, _files(folder, corpus)[number], batch_size, bar)
+        for file, texts in todo.items():
+            _write_file(source, texts, file, batch_size, bar)
 
 
 def _read_about(file: Path) -> dict[str, Any]:
@@ -185,40 +153,39 @@ def _read_about(file: Path) -> dict[str, Any]:
     return found
 
 
-def _write_file(source: ComputedTaps, number: int, file: Path, batch_size: int, bar: tqdm):
-    corpus = source.corpus
-    texts = range(number * TEXTS_PER_FILE, min(len(corpus), (number + 1) * TEXTS_PER_FILE))
-    partial = file.with_suffix(".partial")
-    rows = int(corpus.lengths[texts[0] : texts[-1] + 1].sum())
+def _write_file(source: ComputedTaps, texts: range, file: Path, batch_size: int, bar: tqdm) -> None:
+    corpus, partial = source.corpus, file.with_suffix(".partial")
     width = source.target.shape.hidden_size * (len(source.layers) + source.final)
-    # A batch at a time: a file's rows need not fit into memory.
-    written = np.memmap(partial, np.uint16, "w+", shape=(rows, width))
+    # Written batch by batch: a file's rows may not fit into memory.
+    written = np.memmap(partial, np.uint16, "w+", shape=(_rows(corpus, texts), width))
     by_length = sorted(texts, key=lambda text: corpus.lengths[text])
     for start in range(0, len(by_length), batch_size):
         batch = by_length[start : start + batch_size]
-        shown = source.read(batch, int(corpus.lengths[batch[-1]]))
-        parts = [part for part in shown if part is not None]
+        found = source.read(batch, int(corpus.lengths[batch[-1]]))
+        parts = [part for part in found if part is not None]
         joined = mx.concatenate(parts, axis=-1).astype(mx.bfloat16).view(mx.uint16)
         for text, row in zip(batch, np.array(joined), strict=True):
-            first, length = corpus.starts[text] - corpus.starts[texts[0]], corpus.lengths[text]
+            first, length = _rows(corpus, range(texts[0], text)), int(corpus.lengths[text])
             written[first : first + length] = row[:length]
-            bar.update(int(length))
+            bar.update(length)
     written.flush()
     partial.rename(file)
 
 
-def _files(folder: Path, corpus: Corpus) -> list[Path]:
-    count = -(-len(corpus) // TEXTS_PER_FILE)
-    return [folder / f"taps-{number:05d}.bin" for number in range(count)]
+def _files(folder: Path, corpus: Corpus) -> dict[Path, range]:
+    """Return the files of a cache with their texts, by number."""
+    texts = range(len(corpus))
+    parts = [texts[first : first + TEXTS_PER_FILE] for first in texts[::TEXTS_PER_FILE]]
+    return {folder / f"taps-{number:05d}.bin": part for number, part in enumerate(parts)}
 
 
-def _rows_per_file(corpus: Corpus) -> np.ndarray:
-    edges = corpus.starts[::TEXTS_PER_FILE]
-    return np.diff(np.append(edges, corpus.starts[-1]) if edges[-1] != corpus.starts[-1] else edges)
+def _rows(corpus: Corpus, texts: range) -> int:
+    """Count the tokens of consecutive texts."""
+    return int(corpus.starts[texts.stop] - corpus.starts[texts.start])
 
 
 def padded_tokens(corpus: Corpus, texts: Sequence[int], length: int) -> np.ndarray:
-    """Ids [N, length] of texts by number, cut or filled up with 0."""
+    """Return ids [N, length] of texts by number, cut or padded with 0."""
     tokens = np.zeros((len(texts), length), np.uint32)
     for row, text in zip(tokens, texts, strict=True):
         found = corpus[text].tokens[:length]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,16 +18,16 @@ from ..drafter.model import Drafter
 from ..targets import Target
 from . import checkpoints
 from .batches import Batches
-from .init import frozen_parameters
+from .log import StepTotals, append, drop_lines
 from .objective import Objective
 from .processes import any_of, digest, refuse_disagreement
-from .report import Report, append, drop_lines
+from .start import frozen_parameters
 from .vocabulary import FullVocabulary, SampledVocabulary
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a run goes; steps are updates of the weights.
+    """Steps, rates and precision of a run; a step is an update of the weights.
 
     Attributes:
         iters: Steps of the whole run.
@@ -36,10 +36,10 @@ class Schedule:
         warmup: Share of the steps in which the rate rises.
         weight_decay: AdamW's.
         clip: Largest norm of all gradients together.
-        accumulate: Batches a step.
-        dtype: What the drafter computes in; weights are kept and updated in float32.
+        grad_accumulation_steps: Batches per step.
+        dtype: Dtype to compute in; weights are kept and updated in float32.
         average: Decay of the running average of the weights, 0 for none.
-        seed: Of everything that is drawn.
+        seed: Of all random draws.
     """
 
     iters: int = 1000
@@ -48,13 +48,13 @@ class Schedule:
     warmup: float = 0.04
     weight_decay: float = 0.01
     clip: float = 1.0
-    accumulate: int = 1
+    grad_accumulation_steps: int = 1
     dtype: str = "float32"
     average: float = 0.0
     seed: int = 0
 
     def rate(self) -> Callable[[mx.array], mx.array]:
-        """Learning rate by step: up in a line, down in a cosine."""
+        """Return the learning rate by step: a linear warm-up, then a cosine decay."""
         warm = max(1, round(self.iters * self.warmup))
         top, end = self.learning_rate, self.min_learning_rate
         cosine = optim.cosine_decay(top, max(1, self.iters - warm), end)
@@ -62,20 +62,20 @@ class Schedule:
 
 
 class Diverged(ValueError):
-    """The loss or the gradients are no numbers any more."""
+    """The loss or the gradients are not finite."""
 
 
 class Trainer:
     """A run in progress.
 
     Args:
-        drafter (Drafter): In float32. It is only computed with, in the schedule's dtype; what
-            is trained of it are the weights that it begins with, what is frozen stays as it is.
+        drafter (Drafter): In float32. Its weights are copied, and the copies are trained; the
+            drafter itself computes in the schedule's dtype.
         target (Target): Gives embedding and head.
         vocabulary: From :mod:`.vocabulary`.
-        batches (Batches): What to train on.
-        objective (Objective): What to lower.
-        schedule (Schedule): How.
+        batches (Batches): The batches to train on.
+        objective (Objective): The loss.
+        schedule (Schedule): Steps, rates and precision.
     """
 
     def __init__(
@@ -86,22 +86,22 @@ class Trainer:
         batches: Batches,
         objective: Objective,
         schedule: Schedule,
-    ):
+    ) -> None:
         self.drafter, self.target, self.vocabulary = drafter, target, vocabulary
         self.batches, self.objective, self.schedule = batches, objective, schedule
         self.group = mx.distributed.init()
         self.optimizer = optim.AdamW(
             schedule.rate(), weight_decay=schedule.weight_decay, bias_correction=True
         )
-        # Modules without parameters are left out, as they are where processes share gradients.
-        self.weights = tree_unflatten(tree_flatten(drafter.trainable_parameters()))
+        # Modules without parameters are left out, as they are when processes share gradients.
+        self.weights: Any = tree_unflatten(tree_flatten(drafter.trainable_parameters()))
         self.optimizer.init(self.weights)
         self.moments = self.optimizer.state
-        self.average = self.weights if schedule.average else None
+        self.average: Any = self.weights if schedule.average else None
         self.frozen = digest(frozen_parameters(drafter))
         self.done = 0
         self.dtype = {"float32": mx.float32, "bfloat16": mx.bfloat16}[schedule.dtype]
-        # What is frozen, too: one matrix in float32 makes all that follows it float32.
+        # Frozen weights too: one matrix in float32 makes everything after it float32.
         drafter.update(tree_map(lambda x: x.astype(self.dtype), drafter.parameters()))
         drafter.train()
 
@@ -111,16 +111,12 @@ class Trainer:
         trees = {"weights": self.weights, "optimizer": self.moments}
         return trees if self.average is None else trees | {"average": self.average}
 
-    def restore(self, saved: checkpoints.Saved):
-        """Go on behind a checkpoint.
-
-        Raises:
-            ValueError: if it is of another drafter or another run.
-        """
+    def restore(self, saved: checkpoints.Saved) -> None:
+        """Resume from a checkpoint, or raise a ``ValueError`` if it is of another drafter."""
         checkpoints.refuse_shapes(saved, self.weights)
         weights = dict(tree_flatten(saved.trees["weights"]))
-        # In the drafter's order, which a file does not keep: the gradients' norm is summed in it.
-        names = [name for name, _ in tree_flatten(self.weights)]
+        # A file does not keep the drafter's order, in which the gradients' norm is summed.
+        names = dict(tree_flatten(self.weights))
         self.weights = tree_unflatten([(name, weights[name]) for name in names])
         self.moments = saved.trees["optimizer"]
         if self.average is not None:
@@ -128,46 +124,54 @@ class Trainer:
         self.done = saved.step
 
     def step(self) -> dict[str, Any]:
-        """Train on the next batches; returns the loss and the counts of the objective.
+        """Train on the next batches.
+
+        Returns:
+            dict: ``loss``, ``norm`` of the gradients, and ``counts`` of the objective.
 
         Raises:
-            Diverged: naming step and batch; the weights are as before.
+            Diverged: naming step and batch; the weights are unchanged.
         """
-        gradients, reports, first = None, [], self._first_batch()
-        for number in range(first, first + self.schedule.accumulate):
+        gradients, first = None, self._first_batch()
+        losses, parts = list[mx.array](), list[dict[str, mx.array]]()
+        for number in range(first, first + self.schedule.grad_accumulation_steps):
             loss, counts, found = self._gradients(number)
             gradients = found if gradients is None else tree_map(mx.add, gradients, found)
-            reports.append((loss, counts))
-            mx.eval(gradients, reports)
+            losses.append(loss)
+            parts.append(counts)
+            mx.eval(gradients, losses, parts)
         gradients = average_gradients(gradients, self.group)
-        gradients = tree_map(lambda g: g / self.schedule.accumulate, gradients)
-        gradients, norm = optim.clip_grad_norm(gradients, self.schedule.clip)
-        loss = sum(loss.item() for loss, _ in reports) / len(reports)
-        if not math.isfinite(loss) or not math.isfinite(norm.item()):
+        gradients = tree_map(lambda g: g / self.schedule.grad_accumulation_steps, gradients)
+        gradients, total = optim.clip_grad_norm(gradients, self.schedule.clip)
+        norm = cast(float, total.item())
+        mean = sum(cast(float, loss.item()) for loss in losses) / len(losses)
+        if not math.isfinite(mean) or not math.isfinite(norm):
             raise Diverged(
-                f"Step {self.done + 1}, batch {first}: the loss is {loss}, the gradients' norm "
-                f"{norm.item()}; lower the learning rate or go on from an earlier checkpoint."
+                f"Step {self.done + 1}, batch {first}: the loss is {mean}, the gradients' norm "
+                f"{norm}; lower the learning rate or resume from an earlier checkpoint."
             )
         self._update(gradients)
-        counts = tree_map(lambda *parts: sum(parts), *[counts for _, counts in reports])
-        return {"loss": loss, "norm": norm.item(), "counts": counts}
+        counts = tree_map(lambda *numbers: sum(numbers), *parts)
+        return {"loss": mean, "norm": norm, "counts": counts}
 
-    def _update(self, gradients: Any):
-        """Take a step: an interrupt leaves all of the state before it, or all behind it."""
-        # The optimizer writes into its state: it gets containers of its own.
+    def _update(self, gradients: Any) -> None:
+        """Update all of the state, or on an interrupt none of it."""
+        # The optimizer writes into its state: give it its own containers.
         self.optimizer.state = tree_map(lambda x: x, self.moments)
         weights = self.optimizer.apply_gradients(gradients, self.weights)
         moments, average, done = self.optimizer.state, self.average, self.done + 1
         if average is not None:
-            # In the beginning it would mostly hold the start.
+            # With the full decay, early averages would mostly be the initial weights.
             decay = min(self.schedule.average, done / (done + 9))
             average = tree_map(lambda a, w: decay * a + (1 - decay) * w, average, weights)
-        # Nothing is called between these: no interrupt can come.
+        # Assignments alone: no interrupt can come in between.
         self.weights, self.moments, self.average, self.done = weights, moments, average, done
         mx.eval(self.state)
 
     def _first_batch(self) -> int:
-        return (self.done * self.group.size() + self.group.rank()) * self.schedule.accumulate
+        return (
+            self.done * self.group.size() + self.group.rank()
+        ) * self.schedule.grad_accumulation_steps
 
     def _gradients(self, number: int) -> tuple[mx.array, dict[str, mx.array], Any]:
         batch = self.batches.batch(number)
@@ -191,22 +195,21 @@ def fit(
     save_every: int = 100,
     stop_after: float | None = None,
 ) -> bool:
-    """Train to the end of the schedule, keeping checkpoints and a log of what each report says.
+    """Train to the end of the schedule, with checkpoints and a log.
 
     Args:
-        trainer (Trainer): Fresh or restored.
+        trainer (Trainer): New or restored.
         folder (str or Path): For ``checkpoints`` and ``log.jsonl``.
         settings (dict): Kept in the checkpoints.
-        steps_per_report (int): Default: ``10``.
-        save_every (int): Steps from one checkpoint to the next. Default: ``100``.
-        stop_after (float, optional): Seconds after which to save and stop, as soon as they are
-            over for one of the processes. Default: ``None``.
+        steps_per_report, save_every (int): Steps. Default: ``10``, ``100``.
+        stop_after (float, optional): Seconds after which to save and stop, in all processes if
+            they are over in one. Default: ``None``.
 
     Returns:
         bool: Whether the schedule's end is reached.
 
     Raises:
-        ValueError: if the processes do not begin from one state.
+        ValueError: if the processes do not start from the same state.
         Diverged: as :meth:`Trainer.step`; the last good weights are saved.
         KeyboardInterrupt: after saving.
     """
@@ -215,7 +218,7 @@ def fit(
     main = trainer.group.rank() == 0
     refuse_disagreement(trainer.done, (trainer.weights, mx.array(trainer.frozen)), trainer.group)
 
-    def save():
+    def save() -> None:
         nonlocal saved_at
         if main and saved_at != trainer.done:
             checkpoints.save(folder / "checkpoints", trainer.done, trainer.state, settings)
@@ -223,18 +226,21 @@ def fit(
 
     if main:
         drop_lines(folder / "log.jsonl", trainer.done)
-    began, report = time.monotonic(), Report()
+    began, totals = time.monotonic(), StepTotals()
     bar = tqdm(total=trainer.schedule.iters, initial=trainer.done, desc="fit", disable=not main)
     try:
         while trainer.done < trainer.schedule.iters:
             over = stop_after is not None and time.monotonic() - began > stop_after
             if any_of(over, trainer.group):
                 break
-            report.add(trainer.step())
+            totals.add(trainer.step())
             bar.update()
             if trainer.done % steps_per_report == 0:
-                _tell(report.line(trainer), bar, folder / "log.jsonl" if main else None)
-                report = Report()
+                line = totals.line(trainer)
+                bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
+                if main:
+                    append(folder / "log.jsonl", line)
+                totals = StepTotals()
             if trainer.done % save_every == 0:
                 save()
     finally:
@@ -243,12 +249,6 @@ def fit(
     return trainer.done == trainer.schedule.iters
 
 
-def _tell(line: dict[str, Any], bar: tqdm, log: Path | None):
-    bar.set_postfix(loss=f"{line['loss']:.3f}", length=f"{line['length']:.2f}")
-    if log is not None:
-        append(log, line)
-
-
 def count_parameters(module: nn.Module) -> int:
-    """Numbers that are trained."""
-    return sum(value.size for _, value in tree_flatten(module.trainable_parameters()))
+    """Count the numbers that are trained."""
+    return sum(value.size for value in dict(tree_flatten(module.trainable_parameters())).values())

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import mlx.core as mx
 import mlx_lm
 import pytest
-from support.drafters import V1, write_drafter
+from support.drafters import V1
+from support.saved_models import save_drafter, save_pair
 from support.tiny import DENSE, make_drafter, make_model, plain_tokens
-from support.tiny_pair import save_drafter, save_prompts, save_target
 
 from mlx_dflash2.benchmark import command, results, summary
-from mlx_dflash2.benchmark.arms import Arm, Settings
+from mlx_dflash2.benchmark.arms import Arm, BenchSettings
 from mlx_dflash2.benchmark.measure import Bench, Sample, rounds_of
 from mlx_dflash2.decode.clock import PHASES
 from mlx_dflash2.evaluation import parity
@@ -26,8 +26,7 @@ from mlx_dflash2.evaluation.prompts import Prompt
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    paths = save_target(folder / "target"), save_drafter(folder / "drafter")
-    return *paths, save_prompts(folder / "prompts.jsonl"), folder
+    return *save_pair(folder), folder
 
 
 def main(monkeypatch, *arguments):
@@ -67,11 +66,13 @@ def test_every_arm_is_in_tables_and_json(run):
 
 def test_greedy_tokens_are_plain_mlx_lms(run, folders):
     _, results = run
-    model, _ = mlx_lm.load(str(folders[0]))
+    model, tokenizer = mlx_lm.load(str(folders[0]))
+    messages = [{"role": "user", "content": "abcd"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
     for sample in results["samples"]:
         if "T=" not in sample["arm"] and sample["prompt"] == 0:
             tokens = sample["tokens"]
-            assert tokens == plain_tokens(model, [1, 10, 11, 12, 13, 2], len(tokens))
+            assert tokens == plain_tokens(model, prompt, len(tokens))
     verdicts = [entry["verdict"] for found in results["parity"].values() for entry in found]
     assert verdicts and set(verdicts) == {"identical"}
 
@@ -97,7 +98,7 @@ def test_rounds_of_mlx_lm_s_speculation(drafted, rounds):
     found = rounds_of([token == "d" for token in drafted])
     assert found == rounds
     runs = [sample("lm", 0, 12, 1.0, rounds=12), sample("lm", 1, 12, 1.0, accepted=9, rounds=3)]
-    assert summary.summarise(runs, [])["acceptance_pooled"] == 24 / 15
+    assert summary.summarize(runs, [])["acceptance_pooled"] == 24 / 15
 
 
 def test_draft_lm_that_is_the_target_is_always_right(run):
@@ -161,7 +162,7 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         message = str(error.value)
         assert "cannot be compared" in message and "\n" not in message
     (folder / "other.json").write_text("{}")
-    with pytest.raises(SystemExit, match="holds no results"):
+    with pytest.raises(SystemExit, match="does not hold results"):
         main(monkeypatch, "compare", folder / "other.json", folder / "run.json")
 
 
@@ -261,7 +262,7 @@ def test_summary_by_hand():
         sample("d", 1, 11, 5.0, stats(8, 2, 8, [8, 8], [2, 0])),
     ]
     plain = [sample("plain", 0, 11, 2.0), sample("plain", 1, 11, 2.5)]
-    found = summary.summarise(runs, plain)
+    found = summary.summarize(runs, plain)
     assert found["acceptance_per_request"] == (10 / 2 + 10 / 8) / 2
     assert found["acceptance_pooled"] == 20 / 10
     assert found["acceptance_by_position"] == [4 / 10, 1 / 10]
@@ -271,11 +272,11 @@ def test_summary_by_hand():
     assert found["round_seconds"] == pytest.approx((0.5 + 0.625) / 2)
     assert found["host_reads_per_round"] == 1 and found["memory"] == 7
     assert math.isclose(found["total_tps"], (11 / 2 + 11 / 6) / 2)
-    assert "acceptance_pooled" not in summary.summarise(plain, plain)
+    assert "acceptance_pooled" not in summary.summarize(plain, plain)
 
 
 def test_a_dflash_1_drafter_is_an_arm_of_its_own(folders, monkeypatch, tmp_path, capsys):
-    older = write_drafter(tmp_path / "older", V1 | {"num_target_layers": 4, "block_size": 4})
+    older = save_drafter(tmp_path / "older", V1 | {"block_size": 4})
     (tmp_path / "one.jsonl").write_text('"w7 w8"\n')
     main(
         monkeypatch, "--model", folders[0], "--draft-model", folders[1], "--dflash1-model", older,
@@ -320,7 +321,7 @@ def test_answers_of_one_token_are_reported(folders, monkeypatch, tmp_path, capsy
 def test_recall_of_short_answers_is_left_out_and_said(model):
     drafter = make_drafter()
     prompt = Prompt("s", "", (1, 2, 3))
-    bench = Bench(model, None, {"DFlash 2": drafter}, [Arm("plain")], [prompt], Settings())
+    bench = Bench(model, None, {"DFlash 2": drafter}, [Arm("plain")], [prompt], BenchSettings())
     run = sample("plain", 0, 7, 1.0)
     with pytest.warns(UserWarning, match="No recall of DFlash 2: every answer is shorter"):
         assert results._recall(bench, [run], 1, lambda _: None) == {}
@@ -328,7 +329,7 @@ def test_recall_of_short_answers_is_left_out_and_said(model):
 
 def test_a_draft_lm_of_other_tokens_is_refused(folders):
     other = SimpleNamespace(vocab_size=513)
-    with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 512 tokens, .* 513; .*$"):
+    with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 508 tokens, .* 513; .*$"):
         command._draft_lm(str(folders[0]), other)
 
 
@@ -347,4 +348,4 @@ def test_what_flags_change_about_the_models_reaches_the_json(run, folders, monke
 
 def test_settings_reach_the_json(run):
     assert run[1]["settings"]["temps"] == [0.0, 1.0]
-    assert set(asdict(command.Settings())) <= set(run[1]["settings"])
+    assert set(asdict(command.BenchSettings())) <= set(run[1]["settings"])

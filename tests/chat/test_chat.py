@@ -18,6 +18,10 @@ from support.tiny import DENSE, HYBRID, SLIDING
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.chat import Conversation
+from mlx_dflash2.cli import build
+from mlx_dflash2.decode import generate as generating
+from mlx_dflash2.decode.options import GenerationOptions
+from mlx_dflash2.pairs.find import PairSources
 from mlx_dflash2.pairs.load import Pair
 
 command = importlib.import_module("mlx_dflash2.chat.command")
@@ -58,10 +62,10 @@ def chat(monkeypatch, capsys, pairs):
     """Runs a chat command on lines of input; its status, stdout, stderr, and each turn's tokens."""
 
     def chat(text, *args, kind=DENSE, module=command):
-        turns, place = [], conversation_module if module is command else module
-        original, pair = mlx_lm.stream_generate, pairs[kind]
+        turns, pair = [], pairs[kind]
+        place, name, original = module, "stream_generate", mlx_lm.stream_generate
         if module is command:
-            original = importlib.import_module("mlx_dflash2.generate").stream_generate
+            place, name, original = conversation_module, "stream_text", generating.stream_text
 
         def record(*args, **kwargs):
             turns.append([])
@@ -69,8 +73,9 @@ def chat(monkeypatch, capsys, pairs):
                 turns[-1].append(response.token)
                 yield response
 
-        monkeypatch.setattr(place, "stream_generate", record)
-        monkeypatch.setattr(command, "load_pair", lambda **_: pair)
+        monkeypatch.setattr(place, name, record)
+        monkeypatch.setattr(command, "find_pair", lambda *_, **__: PairSources(None, None))
+        monkeypatch.setattr(build, "load_pair", lambda *_, **__: pair)
         monkeypatch.setattr(mlx_lm_chat, "load", lambda *_, **__: (pair.model, pair.tokenizer))
         monkeypatch.setattr(sys, "argv", ["chat", *args])
         monkeypatch.setattr(sys, "stdin", Script(text))
@@ -187,15 +192,15 @@ def test_what_does_not_fit_is_refused(chat):
     assert len(turns) == 1
     assert chat("Hell\udcff\n")[0] == "error: The prompt is not valid UTF-8."
     status, _, err, _ = chat("Hello\n", "--kv-bits", "7")
-    assert status.startswith("error: `kv_bits` has to be")
+    assert status.startswith("error: `kv_bits` is 7 but has to be")
 
 
 @pytest.mark.parametrize("start", [0, 30, 70])
 @pytest.mark.parametrize("kind", [DENSE, HYBRID])
-def test_quantised_caches_go_on_as_in_mlx_lm(pairs, kind, start):
+def test_quantized_caches_go_on_as_in_mlx_lm(pairs, kind, start):
     """Also where the conversion falls due in one of the turns."""
     options = dict(kv_bits=8, kv_group_size=32, quantized_kv_start=start)
-    conversation = Conversation(pairs[kind], max_tokens=12, **options)
+    conversation = Conversation(pairs[kind], GenerationOptions(max_tokens=12, **options))
     caches = make_prompt_cache(pairs[kind].model)
     for message in ("Hello", "Why?", "And then?"):
         prompt = mx.array(prompt_of(pairs[kind], message))
@@ -207,9 +212,12 @@ def test_quantised_caches_go_on_as_in_mlx_lm(pairs, kind, start):
     assert any(isinstance(cache, QuantizedKVCache) for cache in conversation.cache.caches)
 
 
-def test_max_kv_size_says_so_where_it_has_no_effect(chat):
-    assert "--max-kv-size has no effect" in chat("", "--max-kv-size", "64", kind=HYBRID)[2]
-    assert "--max-kv-size has no effect" not in chat("", "--max-kv-size", "64")[2]
+@pytest.mark.parametrize("kind, times", [(HYBRID, 1), (DENSE, 0)])
+def test_max_kv_size_says_once_that_it_has_no_effect(chat, kind, times):
+    """Also over several turns, and where a new conversation begins."""
+    status, _, err, turns = chat("Hello\nWhy?\nr\nHello\n", "--max-kv-size", "64", kind=kind)
+    assert status == 0 and len(turns) == 3
+    assert err.count("has no effect") == err.count("warning: `max_kv_size`") == times, err
 
 
 def test_extra_eos_tokens_and_stop_strings_end_an_answer(chat, pairs):
@@ -249,7 +257,7 @@ def test_a_closed_answer_leaves_exactly_what_was_yielded(pairs, kind, shown):
     # Right drafts: the answer is closed at every place of a block.
     plain = cold(pair, first, 20)
     pair = Pair(pair.name, pair.model, pair.tokenizer, oracle(first + plain, block_size=4))
-    conversation = Conversation(pair, max_tokens=20)
+    conversation = Conversation(pair, GenerationOptions(max_tokens=20))
     answer = conversation.answer("Hello")
     yielded = [next(answer).token for _ in range(shown)]
     answer.close()
@@ -265,7 +273,7 @@ def test_a_closed_answer_leaves_exactly_what_was_yielded(pairs, kind, shown):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("after", [1, 2, 6])
 def test_ctrl_c_stops_an_answer_and_keeps_the_session(monkeypatch, chat, pairs, kind, after):
-    pair, plain = pairs[kind], conversation_module.stream_generate
+    pair, plain = pairs[kind], conversation_module.stream_text
     calls = []
 
     def press(*args, **kwargs):
@@ -275,7 +283,7 @@ def test_ctrl_c_stops_an_answer_and_keeps_the_session(monkeypatch, chat, pairs, 
                 signal.raise_signal(signal.SIGINT)
             yield response
 
-    monkeypatch.setattr(importlib.import_module("mlx_dflash2.generate"), "stream_generate", press)
+    monkeypatch.setattr(generating, "stream_text", press)
     handler = signal.getsignal(signal.SIGINT)
     status, out, err, turns = chat("Hello\nWhy?\n", "-m", "12", kind=kind)
     assert status == 0 and signal.getsignal(signal.SIGINT) is handler
@@ -310,7 +318,7 @@ def test_ctrl_c_in_a_long_prompt_forgets_the_message(monkeypatch, chat, pairs, k
 
 
 def test_a_second_ctrl_c_ends_the_chat(monkeypatch, chat):
-    plain = conversation_module.stream_generate
+    plain = conversation_module.stream_text
 
     def press(*args, **kwargs):
         for response in plain(*args, **kwargs):
@@ -318,5 +326,5 @@ def test_a_second_ctrl_c_ends_the_chat(monkeypatch, chat):
             signal.raise_signal(signal.SIGINT)
             yield response
 
-    monkeypatch.setattr(importlib.import_module("mlx_dflash2.generate"), "stream_generate", press)
+    monkeypatch.setattr(generating, "stream_text", press)
     assert chat("Hello\nWhy?\n")[0] == 130

@@ -4,8 +4,9 @@ import warnings
 
 import mlx.core as mx
 import pytest
-from support.drafters import V1, V2, block_of, random_weights, without, write_config, write_drafter
+from support.drafters import V1, V2, block_of, random_weights, without
 from support.folders import LOADABLE, REFUSED, refused, same, sharded
+from support.saved_models import save_drafter, write_config
 
 from mlx_dflash2.checkpoint.load import is_drafter, load, load_drafter, read_drafter_args
 
@@ -20,7 +21,7 @@ def test_folder_loads(state, tmp_path):
     mx.random.seed(3)
     LOADABLE[state](tmp_path / "drafter")
     mx.random.seed(3)
-    expected = load_drafter(write_drafter(tmp_path / "plain"))
+    expected = load_drafter(save_drafter(tmp_path / "plain"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert same(load_drafter(tmp_path / "drafter"), expected)
@@ -47,7 +48,7 @@ def test_an_index_of_another_sharding_is_ignored_with_one_warning(tmp_path):
 
 def test_paths_may_start_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    write_drafter(tmp_path / "drafter")
+    save_drafter(tmp_path / "drafter")
     assert load_drafter("~/drafter").block_size == 8
 
 
@@ -82,8 +83,8 @@ def prefixed(weights: dict) -> dict:
 )
 def test_accepted_spellings(config, spell, tmp_path):
     weights = random_weights(config)
-    expected = load_drafter(write_drafter(tmp_path / "plain", config, weights))
-    assert same(load_drafter(write_drafter(tmp_path / "spelled", config, spell(weights))), expected)
+    expected = load_drafter(save_drafter(tmp_path / "plain", config, weights))
+    assert same(load_drafter(save_drafter(tmp_path / "spelled", config, spell(weights))), expected)
 
 
 def plus(name: str, value: mx.array | None = None):
@@ -132,7 +133,7 @@ QKV = "layers.0.self_attn.qkv_proj.weight"
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_tensors_that_do_not_match_the_config(config, change, parts, tmp_path):
-    write_drafter(tmp_path / "drafter", V2, change(random_weights(V2)))
+    save_drafter(tmp_path / "drafter", V2, change(random_weights(V2)))
     write_config(tmp_path / "drafter", config)
     message = refused(ValueError, load_drafter, tmp_path / "drafter")
     assert all(part in message for part in parts)
@@ -142,7 +143,7 @@ def test_tensors_that_do_not_match_the_config(config, change, parts, tmp_path):
 
 
 def test_a_drafter_is_no_target(tmp_path):
-    message = refused(ValueError, load, str(write_drafter(tmp_path / "d")))
+    message = refused(ValueError, load, str(save_drafter(tmp_path / "d")))
     assert "given as the model, is a drafter" in message and "as the draft model" in message
 
 
@@ -151,12 +152,12 @@ def test_a_drafter_is_no_target(tmp_path):
     [
         (dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3"), "Qwen3ForCausalLM"),
         (dict(model_type="qwen3_5_mtp"), "qwen3_5_mtp"),
-        ({}, "no known kind"),
+        ({}, "unknown kind"),
     ],
     ids=["language model", "other head", "empty config"],
 )
 def test_a_language_model_is_no_drafter(config, named, tmp_path):
-    folder = write_drafter(tmp_path / "lm", V2)
+    folder = save_drafter(tmp_path / "lm", V2)
     write_config(folder, config)
     for call in (load_drafter, read_drafter_args):
         message = refused(ValueError, call, folder)

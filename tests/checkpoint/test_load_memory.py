@@ -7,7 +7,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from support.drafters import V2, block_of, random_weights, write_drafter
+from support.drafters import V2, block_of, random_weights
+from support.saved_models import save_drafter
 
 from mlx_dflash2.checkpoint.load import load_drafter
 from mlx_dflash2.kernels import grouped_conv_norm
@@ -28,7 +29,7 @@ from mlx_dflash2.kernels import grouped_conv_norm
     ids=str,
 )
 def test_one_dtype_for_all(stored, asked, expected, tmp_path):
-    folder = write_drafter(tmp_path / "drafter", V2, random_weights(V2, stored))
+    folder = save_drafter(tmp_path / "drafter", V2, random_weights(V2, stored))
     drafter = load_drafter(folder, dtype=asked)
     assert {value.dtype for _, value in tree_flatten(drafter.parameters())} == {expected}
     hidden = block_of(drafter)
@@ -39,7 +40,7 @@ def test_one_dtype_for_all(stored, asked, expected, tmp_path):
 def test_a_few_wide_tensors_do_not_widen_the_rest(tmp_path):
     weights = random_weights(V2, mx.bfloat16)
     weights = {n: v.astype(mx.float32) if "norm" in n else v for n, v in weights.items()}
-    drafter = load_drafter(write_drafter(tmp_path / "drafter", V2, weights))
+    drafter = load_drafter(save_drafter(tmp_path / "drafter", V2, weights))
     assert {value.dtype for _, value in tree_flatten(drafter.parameters())} == {mx.bfloat16}
 
 
@@ -52,7 +53,7 @@ def test_a_residual_beyond_float16_stays_finite(stored, bits, tmp_path, monkeypa
             scale = mx.where(mx.arange(64) == 5, 60000.0 / mx.abs(weights[name]).max(), 1.0)
             weights[name] = weights[name] * scale[:, None]
     weights = {name: value.astype(stored) for name, value in weights.items()}
-    drafter = load_drafter(write_drafter(tmp_path / "drafter", V2, weights), bits=bits)
+    drafter = load_drafter(save_drafter(tmp_path / "drafter", V2, weights), bits=bits)
     residual = []
 
     def watched(*inputs):
@@ -72,7 +73,7 @@ def test_a_residual_beyond_float16_stays_finite(stored, bits, tmp_path, monkeypa
 @pytest.mark.parametrize("asked", [None, mx.bfloat16], ids=["as stored", "cast"])
 def test_one_copy_of_every_tensor_stays_alive(bits, asked, tmp_path):
     wide = V2 | dict(intermediate_size=4096)
-    folder = write_drafter(tmp_path / "drafter", wide)
+    folder = save_drafter(tmp_path / "drafter", wide)
     gc.collect()
     mx.clear_cache()
     mx.reset_peak_memory()
@@ -111,7 +112,7 @@ ROTATIONS = {
 @pytest.mark.parametrize("bits", [None, 4])
 def test_loaded_in_one_thread_used_in_others(kind, bits, tmp_path):
     config = V2 | {"rope_parameters": ROTATIONS[kind] | {"rope_theta": 1e4}}
-    folder = write_drafter(tmp_path / "drafter", config)
+    folder = save_drafter(tmp_path / "drafter", config)
     results = []
 
     def in_thread(work):
@@ -137,7 +138,7 @@ def test_rotations_change_what_is_computed(tmp_path):
     weights, results = random_weights(V2), {}
     for kind, rope in ROTATIONS.items():
         config = V2 | {"rope_parameters": rope | {"rope_theta": 1e4}}
-        drafter = load_drafter(write_drafter(tmp_path / kind, config, weights))
+        drafter = load_drafter(save_drafter(tmp_path / kind, config, weights))
         results[kind] = np.array(block_of(drafter))
     for kind in ("linear", "llama3", "yarn", "longrope"):
         assert np.abs(results[kind] - results["default"]).max() > 1e-3, kind

@@ -8,8 +8,8 @@ import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
-from support.drafters import write_config, write_drafter
 from support.folders import REFUSED, publish, refused, same
+from support.saved_models import save_drafter, write_config
 from support.tiny import CONFIGS, make_model
 
 from mlx_dflash2.checkpoint.load import load, load_drafter, read_drafter_args
@@ -102,7 +102,7 @@ def test_damaged_targets_are_refused(state, target_folder, tmp_path):
 
 
 def test_cached_repositories_load_offline(offline_hub, tmp_path, target_folder):
-    publish(offline_hub, "z-lab/tiny-DFlash2", write_drafter(tmp_path / "drafter"))
+    publish(offline_hub, "z-lab/tiny-DFlash2", save_drafter(tmp_path / "drafter"))
     publish(offline_hub, "org/tiny", target_folder)
     assert same(load_drafter("z-lab/tiny-DFlash2"), load_drafter(tmp_path / "drafter"))
     assert read_drafter_args("z-lab/tiny-DFlash2").block_size == 8
@@ -112,7 +112,7 @@ def test_cached_repositories_load_offline(offline_hub, tmp_path, target_folder):
 
 
 def test_cached_repositories_are_told_apart_offline(offline_hub, tmp_path, target_folder):
-    publish(offline_hub, "z-lab/tiny-DFlash2", write_drafter(tmp_path / "drafter"))
+    publish(offline_hub, "z-lab/tiny-DFlash2", save_drafter(tmp_path / "drafter"))
     publish(offline_hub, "org/tiny", target_folder)
     assert "as the draft model" in refused(ValueError, load, "z-lab/tiny-DFlash2")
     assert "given as the draft model" in refused(ValueError, load_drafter, "org/tiny")
@@ -120,7 +120,7 @@ def test_cached_repositories_are_told_apart_offline(offline_hub, tmp_path, targe
 
 def test_a_cached_repository_with_a_lost_blob_is_incomplete(offline_hub, tmp_path, target_folder):
     for repo, folder, call in (
-        ("z-lab/tiny-DFlash2", write_drafter(tmp_path / "drafter"), load_drafter),
+        ("z-lab/tiny-DFlash2", save_drafter(tmp_path / "drafter"), load_drafter),
         ("org/tiny", target_folder, load),
     ):
         snapshot = publish(offline_hub, repo, folder)
@@ -138,7 +138,7 @@ def test_what_is_nowhere_is_refused(name, offline, offline_hub, monkeypatch):
 
 
 def test_a_revision_that_is_not_cached_is_refused(offline_hub, tmp_path):
-    publish(offline_hub, "z-lab/tiny-DFlash2", write_drafter(tmp_path / "drafter"))
+    publish(offline_hub, "z-lab/tiny-DFlash2", save_drafter(tmp_path / "drafter"))
     message = refused(FileNotFoundError, load_drafter, "z-lab/tiny-DFlash2", revision="other")
     assert "z-lab/tiny-DFlash2" in message
 
@@ -152,7 +152,7 @@ def test_nothing_but_the_config_is_downloaded_before_a_refusal(
         asked.append((repo, revision, allow_patterns))
         return str(folders[repo])
 
-    folders = {"z-lab/drafter": write_drafter(tmp_path / "drafter"), "org/target": target_folder}
+    folders = {"z-lab/drafter": save_drafter(tmp_path / "drafter"), "org/target": target_folder}
     monkeypatch.setattr("mlx_dflash2.checkpoint.files.snapshot_download", download)
     for call, repo in ((load, "z-lab/drafter"), (load_drafter, "org/target")):
         refused(ValueError, call, repo)

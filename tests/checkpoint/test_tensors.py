@@ -1,4 +1,4 @@
-"""Quantised drafters: at load and as stored."""
+"""Quantized drafters: at load and as stored."""
 
 import json
 
@@ -7,9 +7,10 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from support.drafters import SPECULATORS, V2, block_of, nested, write_config, write_drafter
+from support.drafters import SPECULATORS, V2, block_of, nested
 from support.folders import refused
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
+from support.saved_models import save_drafter, write_config
 
 from mlx_dflash2.checkpoint.load import load_drafter
 
@@ -20,20 +21,20 @@ WHOLE = {"group_size": 32, "bits": 8}
 
 @pytest.fixture
 def folder(tmp_path):
-    return write_drafter(tmp_path / "drafter")
+    return save_drafter(tmp_path / "drafter")
 
 
-def quantised_modules(drafter) -> set[str]:
+def quantized_modules(drafter) -> set[str]:
     return {name for name, module in drafter.named_modules() if hasattr(module, "bits")}
 
 
 def save(drafter, folder, quantization: dict, config: dict = V2):
-    """A pre-quantised checkpoint, as mlx-lm's converter writes one."""
+    """A pre-quantized checkpoint, as mlx-lm's converter writes one."""
     weights = dict(tree_flatten(drafter.parameters()))
-    return write_drafter(folder, config | {"quantization": quantization}, weights)
+    return save_drafter(folder, config | {"quantization": quantization}, weights)
 
 
-# --- quantised at load
+# --- quantized at load
 
 
 def first_candidates(case: str, drafter) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +70,7 @@ def test_8_bits_pick_the_candidates_of_float(case):
 
 
 @pytest.mark.parametrize("bits", [4, 8])
-def test_quantised_computes_what_its_numbers_say(bits):
+def test_quantized_computes_what_its_numbers_say(bits):
     case = "dflash2_sliding_block8"
     drafter = load_drafter(GOLDEN / case, bits=bits, group_size=32)
     _, logits = first_candidates(case, drafter)
@@ -86,9 +87,9 @@ def test_quantised_computes_what_its_numbers_say(bits):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("group_size", [32, 64])
-def test_only_the_large_matrices_are_quantised(bits, group_size, folder):
+def test_only_the_large_matrices_are_quantized(bits, group_size, folder):
     drafter = load_drafter(folder, bits=bits, group_size=group_size, dtype=mx.bfloat16)
-    names = quantised_modules(drafter)
+    names = quantized_modules(drafter)
     assert len(names) == 1 + 7 * 2 and {name.split(".")[-1] for name in names} == set(LARGE)
     for _, module in drafter.named_modules():
         if hasattr(module, "bits"):
@@ -101,7 +102,7 @@ def test_a_group_that_does_not_divide_leaves_float_with_one_warning(folder):
     with pytest.warns(UserWarning, match=r"10 matrices .*`group_size` 128") as caught:
         drafter = load_drafter(folder, bits=4, group_size=128)
     assert len(caught) == 1 and caught[0].filename == __file__
-    assert {name.split(".")[-1] for name in quantised_modules(drafter)} == {
+    assert {name.split(".")[-1] for name in quantized_modules(drafter)} == {
         *("fc", "o_proj", "down_proj")
     }
     assert mx.isfinite(block_of(drafter)).all().item()
@@ -120,7 +121,7 @@ def test_options_refused(option, value, folder):
     assert f"`{option}`" in refused(ValueError, load_drafter, folder, **{option: value})
 
 
-# --- quantised as stored
+# --- quantized as stored
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -128,22 +129,22 @@ def test_saved_and_reloaded_gives_the_same(bits, folder, tmp_path):
     drafter = load_drafter(folder, bits=bits, group_size=32)
     stored = save(drafter, tmp_path / "stored", {"group_size": 32, "bits": bits})
     again = load_drafter(stored)
-    assert quantised_modules(again) == quantised_modules(drafter)
+    assert quantized_modules(again) == quantized_modules(drafter)
     assert mx.array_equal(block_of(again), block_of(drafter)).item()
     message = refused(ValueError, load_drafter, stored, bits=bits)
-    assert "already quantised" in message and f"`bits` is {bits}" in message
+    assert "already quantized" in message and f"`bits` is {bits}" in message
 
 
 @pytest.mark.parametrize("scheme", ["affine 4 64", "affine 5 32", "mxfp4", "nvfp4", "mxfp8"])
 def test_modes_of_whole_drafters(scheme, folder, tmp_path):
-    """mlx-lm's converter quantises every matrix, codebooks too."""
+    """mlx-lm's converter quantizes every matrix, codebooks too."""
     mode, *numbers = scheme.split()
     entry = {"mode": mode} | dict(zip(("bits", "group_size"), map(int, numbers), strict=False))
     config = nested(selector_rank=64)
-    drafter = load_drafter(write_drafter(tmp_path / "float", config))
+    drafter = load_drafter(save_drafter(tmp_path / "float", config))
     nn.quantize(drafter, **entry)
     again = load_drafter(save(drafter, tmp_path / "stored", entry, config))
-    assert len(quantised_modules(again)) == 1 + 9 * 2 + 3
+    assert len(quantized_modules(again)) == 1 + 9 * 2 + 3
     assert mx.array_equal(block_of(again), block_of(drafter)).item()
     ids, hidden = mx.array([3]), block_of(again)
     logits = mx.sin(mx.arange(7 * 512).reshape(1, 7, 512))
@@ -156,7 +157,7 @@ def test_modes_of_whole_drafters(scheme, folder, tmp_path):
 def test_overrides_by_path(prefix, codebook, tmp_path):
     kept = {"candidate_selector.hidden_projection", "layers.0.self_attn.k_proj"}
     wide = {"layers.1.mlp.up_proj": {"bits": 8, "group_size": 64}}
-    drafter = load_drafter(write_drafter(tmp_path / "float"))
+    drafter = load_drafter(save_drafter(tmp_path / "float"))
     matrices = {n for n, m in drafter.named_modules() if hasattr(m, "to_quantized")}
     nn.quantize(
         drafter,
@@ -169,16 +170,16 @@ def test_overrides_by_path(prefix, codebook, tmp_path):
     entry |= {prefix + path: value for path, value in wide.items()}
     stored = save(drafter, tmp_path / "stored", entry)
     again = load_drafter(stored)
-    assert quantised_modules(again) == matrices - kept
+    assert quantized_modules(again) == matrices - kept
     assert again.layers[1].mlp.up_proj.bits == 8 and again.layers[0].mlp.up_proj.bits == 4
     assert mx.array_equal(block_of(again), block_of(drafter)).item()
 
 
-def test_codebooks_and_speculators_configs_of_quantised_drafters(tmp_path):
-    drafter = load_drafter(write_drafter(tmp_path / "float"))
+def test_codebooks_and_speculators_configs_of_quantized_drafters(tmp_path):
+    drafter = load_drafter(save_drafter(tmp_path / "float"))
     nn.quantize(drafter, class_predicate=lambda path, _: path.endswith("codebook"), **WHOLE)
     again = load_drafter(save(drafter, tmp_path / "stored", WHOLE, SPECULATORS))
-    assert {name.split(".")[-1] for name in quantised_modules(again)} == set(CODEBOOKS)
+    assert {name.split(".")[-1] for name in quantized_modules(again)} == set(CODEBOOKS)
 
 
 def test_quantization_config_is_read_where_quantization_is_absent(folder, tmp_path):
@@ -191,7 +192,7 @@ def test_quantization_config_is_read_where_quantization_is_absent(folder, tmp_pa
 @pytest.mark.parametrize(
     "entry, parts",
     [
-        (None, ["`quantization` is missing", "quantised"]),
+        (None, ["`quantization` is missing", "quantized"]),
         ({"group_size": 32}, ["`fc.weight`", "[64, 32]", "[64, 16]"]),
         ({"bits": 4, "group_size": 32}, ["`fc.weight`", "[64, 32]", "[64, 16]"]),
         ({"bits": 8, "group_size": 64}, ["`fc.scales`", "[64, 4]", "[64, 2]"]),
@@ -213,7 +214,7 @@ def test_quantization_config_is_read_where_quantization_is_absent(folder, tmp_pa
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_quantisation_at_odds_with_the_tensors(entry, parts, folder, tmp_path):
+def test_quantization_at_odds_with_the_tensors(entry, parts, folder, tmp_path):
     drafter = load_drafter(folder, bits=8, group_size=32)
     stored = save(drafter, tmp_path / "stored", WHOLE)
     write_config(stored, V2 | {"quantization": entry})
@@ -221,7 +222,7 @@ def test_quantisation_at_odds_with_the_tensors(entry, parts, folder, tmp_path):
     assert all(part in message for part in parts)
 
 
-def test_a_quantised_config_over_float_tensors_is_refused(folder):
+def test_a_quantized_config_over_float_tensors_is_refused(folder):
     write_config(folder, V2 | {"quantization": WHOLE})
     message = refused(ValueError, load_drafter, folder)
     assert "`quantization`" in message and "absent" in message and ".scales" in message

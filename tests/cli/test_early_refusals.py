@@ -10,15 +10,16 @@ import pytest
 
 COMMANDS = [importlib.import_module(f"mlx_dflash2.{name}.command") for name in ("generate", "chat")]
 OPTIONS = {
-    "--max-tokens 0": "`max_tokens` has to be non-zero",
-    "--max-tokens -5": "`max_tokens` .* is -5",
-    "--prefill-step-size 0": "`prefill_step_size` .* is 0",
-    "--temp -1": "`temp` .* is -1",
-    "--top-p 3": "`top_p` .* is 3",
-    "--xtc-threshold 0.9": "`xtc_threshold` .* is 0.9",
-    "--kv-bits 7": "`kv_bits` .* is 7",
-    "--kv-bits 4 --kv-group-size 48": "`kv_group_size` .* is 48",
-    "--stop ": "`stop` .* ''",
+    "--max-tokens 0": "`max_tokens` is 0 but has to be non-zero",
+    "--max-tokens -5": "`max_tokens` is -5 but has to be",
+    "--prefill-step-size 0": "`prefill_step_size` is 0 but has to be 1 or more",
+    "--temp -1": "`temp` is -1.* but has to be",
+    "--top-p 3": "`top_p` is 3.* but has to be",
+    "--xtc-threshold 0.9": "`xtc_threshold` is 0.9 but has to be",
+    "--kv-bits 7": "`kv_bits` is 7 but has to be",
+    "--kv-bits 4 --kv-group-size 48": "`kv_group_size` is 48 but has to be",
+    "--seed -1": "`seed` is -1 but has to be",
+    "--stop ": "`stop` holds '' but has to hold",
     "--block-size 99": "`block_size` is 99 .* 1 to 4",
     "--verify-width 1": "`verify_width` is 1 .* from 2",
 }

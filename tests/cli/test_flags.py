@@ -10,8 +10,9 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from mlx_dflash2 import DFlashPromptCache
-from mlx_dflash2.cli import arguments
-from mlx_dflash2.pairs import load as load_pair
+from mlx_dflash2.cli import build
+from mlx_dflash2.pairs.find import PairSources
+from mlx_dflash2.pairs.load import Pair
 
 generate = importlib.import_module("mlx_dflash2.generate.command")
 chat = importlib.import_module("mlx_dflash2.chat.command")
@@ -33,6 +34,7 @@ COMMON = {
         {"tokenizer_config": {"trust_remote_code": True}, "trust_remote_code": True},
     ),
     "--quantize-activations": ([], {"model_config": {"quantize_activations": True}}),
+    "--dense": ([], {"lazy": True, "unpacked": 2}),
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
     "--system-prompt": (["Be kind."], {"prompt": KIND}),
     "--chat-template-config": (['{"effort": "low"}'], {"prompt": HELLO + "[low]"}),
@@ -58,7 +60,7 @@ COMMON = {
     "--kv-bits": (["4"], {"kv_bits": 4}),
     "--kv-group-size": (["32"], {"kv_group_size": 32}),
     "--quantized-kv-start": (["9"], {"quantized_kv_start": 9}),
-    "--stop": (["a", "b"], {"stop": ["a", "b"]}),
+    "--stop": (["a", "b"], {"stop": ("a", "b")}),
 }
 GENERATE = COMMON | {
     "--prompt": (["bye"], {"prompt": HELLO.replace("hello", "bye")}),
@@ -70,6 +72,8 @@ GENERATE = COMMON | {
 # The conversation's draws go on from turn to turn, so its seed is set once.
 CHAT = COMMON | {"--seed": (["7"], {"global seed": 7})}
 FILES = {"--prompt-cache-file", "--save-prompt-cache"}
+# It acts before there is a parser; tests/blas has its tests.
+AT_START = {"--no-fast-blas"}
 
 # Defaults that are not mlx-lm's, and why.
 OTHER_DEFAULTS = {
@@ -81,9 +85,8 @@ REFUSED = {
     (generate, "--use-default-chat-template"): "it has no effect in mlx-lm either",
     (chat, "--pipeline"): "distributed decoding does not draft",
 }
-# What a run makes for itself; its settings are compared instead.
-MADE_ANEW = {"draft_model", "logits_processors", "prompt_cache", "prompt_progress_callback"}
-MADE_ANEW |= {"sampler", "stats"}
+# Options that are objects; their settings are compared instead.
+OBJECTS = {"logits_processors", "sampler", "kv_quantization"}
 PARSERS = {generate: their_generate, chat: their_chat}
 
 
@@ -108,23 +111,41 @@ def invoke(monkeypatch, invoke):
 
 
 @pytest.fixture
+def given_pair(monkeypatch, saved_pair):
+    """Lets commands use the saved pair, whatever their arguments name."""
+    for module in PARSERS:
+        monkeypatch.setattr(module, "find_pair", lambda *_, **__: PairSources(None, None))
+    monkeypatch.setattr(build, "load_pair", lambda *_, **__: saved_pair)
+    return saved_pair
+
+
+@pytest.fixture
 def record(monkeypatch, invoke, saved_pair):
     """Runs a command without its models; everything that it passes on."""
 
     def record(module, *args):
-        seen = {}
+        seen = {"unpacked": 0}
         # Each run has its own wrapper: the command adds EOS tokens to it.
         tokenizer = TokenizerWrapper(saved_pair.tokenizer._tokenizer, eos_token_ids=[511])
 
-        def load(**kwargs):
-            seen.update(kwargs)
-            return load_pair.Pair("tiny", saved_pair.model, tokenizer, saved_pair.drafter)
+        def find(model, draft_model, **kwargs):
+            seen.update(kwargs, model=model, draft_model=draft_model)
+            return PairSources(None, None)
 
-        def stream_generate(model, tokenizer, prompt, max_tokens, **kwargs):
+        def load(_, **kwargs):
+            seen.update(kwargs)
+            return Pair("tiny", saved_pair.model, tokenizer, saved_pair.drafter)
+
+        def stream_text(model, tokenizer, prompt, draft_model, options, **_):
             prompt = prompt.tolist() if isinstance(prompt, mx.array) else prompt
             seen.update(prompt=tokenizer.decode(prompt), eos=set(tokenizer.eos_token_ids))
-            seen.update({name: kwargs[name] for name in kwargs if name not in MADE_ANEW})
-            seen.update(vars(kwargs["sampler"]), max_tokens=max_tokens)
+            seen.update(vars(options.sampler))
+            del seen["xtc_special_tokens"]
+            options = {name: value for name, value in vars(options).items() if name not in OBJECTS}
+            # In a chat the conversation's caches have taken it.
+            if "max_kv_size" in seen:
+                del options["max_kv_size"]
+            seen.update(options)
             yield from ()
 
         def make_session(model, draft_model, max_kv_size):
@@ -132,14 +153,15 @@ def record(monkeypatch, invoke, saved_pair):
             return DFlashPromptCache(model, draft_model, max_kv_size)
 
         place = generate if module is generate else conversation
-        monkeypatch.setattr(module, "load_pair", load)
-        monkeypatch.setattr(place, "stream_generate", stream_generate)
+        monkeypatch.setattr(module, "find_pair", find)
+        monkeypatch.setattr(build, "load_pair", load)
+        monkeypatch.setattr(build, "unpack", lambda *models: seen.update(unpacked=len(models)))
+        monkeypatch.setattr(place, "stream_text", stream_text)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)
-        monkeypatch.setattr(arguments, "make_logits_processors", lambda **kw: seen.update(kw))
+        monkeypatch.setattr(build, "make_logits_processors", lambda **kw: seen.update(kw))
         monkeypatch.setattr(mx.random, "seed", lambda value: seen.update({"global seed": value}))
         status, _, err = invoke(module, *args)
         assert status == 0, err
-        del seen["xtc_special_tokens"]
         return seen | {"summary": "Drafting:" in err}
 
     return record
@@ -165,7 +187,7 @@ def test_every_flag_of_mlx_lm_is_here(module):
 def test_every_flag_is_in_a_table(module, table):
     refused = {flag for owner, flag in REFUSED if owner is module}
     files = FILES if module is generate else set()
-    assert set(flags_of(module)) == set(table) | refused | files
+    assert set(flags_of(module)) == set(table) | refused | files | AT_START
 
 
 @pytest.mark.parametrize(
@@ -222,38 +244,46 @@ def test_values_that_cannot_be_read_are_errors(invoke, module, flag, value):
 
 
 LATE = {
-    "--top-p": ("1.5", "`top_p` has to be"),
-    "--temp": ("-1", "`temp` has to be"),
-    "--xtc-threshold": ("0.6", "`xtc_threshold` has to be"),
-    "--logit-bias": ('{"512": 1}', "`logit_bias` names token 512 but there are 0 to 511"),
-    "--kv-bits": ("7", "`kv_bits` has to be"),
+    "--top-p": ("1.5", "`top_p` is 1.5 but has to be from 0.0 to 1.0"),
+    "--temp": ("-1", "`temp` is -1.0 but has to be from 0.0"),
+    "--xtc-threshold": ("0.6", "`xtc_threshold` is 0.6 but has to be"),
+    "--logit-bias": ('{"512": 1}', "`logit_bias` names token 512 but has to name tokens from 0"),
+    "--kv-bits": ("7", "`kv_bits` is 7 but has to be one of 2, 3"),
     "--block-size": ("9", "`block_size` is 9"),
-    "--stop": ("", "`stop` has to hold non-empty strings"),
+    "--stop": ("", "`stop` holds '' but has to hold non-empty strings"),
 }
 
 
 @pytest.mark.parametrize("module", PARSERS, ids=ids)
 @pytest.mark.parametrize("flag", LATE)
-def test_values_out_of_range_take_one_line(monkeypatch, invoke, saved_pair, module, flag):
+def test_values_out_of_range_take_one_line(invoke, given_pair, module, flag):
     value, message = LATE[flag]
-    monkeypatch.setattr(module, "load_pair", lambda **_: saved_pair)
     status, out, err = invoke(module, flag, value)
     assert status == 1 and not out
     assert err.splitlines()[-1].startswith("error: ") and message in err.splitlines()[-1]
 
 
-def test_bias_and_penalties_change_the_text_as_in_mlx_lm(monkeypatch, invoke, saved_pair):
+@pytest.mark.parametrize("module", PARSERS, ids=ids)
+def test_xtc_spares_newlines_and_eos_tokens_as_in_mlx_lm(module, saved_pair):
+    args = module.setup_arg_parser().parse_args(["--temp", "1", "--xtc-probability", "0.5"])
+    options, tokenizer = build.generation_options(args), saved_pair.tokenizer
+    assert options.sampler.xtc_special_tokens == ()
+    sampler = build.fit_to_tokenizer(options, args, tokenizer).sampler
+    assert set(sampler.xtc_special_tokens) == {*tokenizer.encode("\n"), *tokenizer.eos_token_ids}
+    assert len(sampler.xtc_special_tokens) >= 2 and sampler.xtc_probability == 0.5
+
+
+def test_bias_and_penalties_change_the_text_as_in_mlx_lm(invoke, given_pair):
     """The processors of the flags are those of mlx-lm's function."""
-    prompt = saved_pair.tokenizer.encode(HELLO, add_special_tokens=False)
-    monkeypatch.setattr(generate, "load_pair", lambda **_: saved_pair)
+    prompt = given_pair.tokenizer.encode(HELLO, add_special_tokens=False)
     _, without, _ = invoke(generate, "-m", "12")
     values = {"logit_bias": {7: 9.0}, "repetition_penalty": 9.0}
     values |= {"presence_penalty": 6.0, "frequency_penalty": 2.5}
     for name, value in values.items():
         processors = mlx_lm.sample_utils.make_logits_processors(**{name: value})
         expected = mlx_lm.generate(
-            saved_pair.model,
-            saved_pair.tokenizer,
+            given_pair.model,
+            given_pair.tokenizer,
             prompt,
             max_tokens=12,
             logits_processors=processors,

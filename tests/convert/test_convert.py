@@ -11,16 +11,17 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without, write_drafter
+from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
+from support.saved_models import save_drafter as write_drafter
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.checkpoint import save as export
 from mlx_dflash2.checkpoint.files import read_header
 from mlx_dflash2.checkpoint.load import DTYPES
-from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantisation
+from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantization
 from mlx_dflash2.checkpoint.save import config_of, save_drafter
-from mlx_dflash2.checkpoint.tensors import QUANTISED_AT_LOAD
+from mlx_dflash2.checkpoint.tensors import QUANTIZED_AT_LOAD
 from mlx_dflash2.convert import command
 from mlx_dflash2.convert.command import main
 from mlx_dflash2.drafter.args import DrafterArgs
@@ -94,7 +95,7 @@ CONFIGS |= {
     "no convolution": nested(conv_kernel_size=0),
     "DFlash 1": V1 | dict(input_embedding_scale=2.0, final_logit_softcapping=15.0),
     "muse": V1 | dict(architectures=["MuseGlimmerAssistantModel"]),
-    "quantised": V2 | dict(quantization={"bits": 4, "group_size": 32, "fc": False}),
+    "quantized": V2 | dict(quantization={"bits": 4, "group_size": 32, "fc": False}),
 }
 
 
@@ -114,7 +115,7 @@ def test_config_of_reads_back_equal(name):
         ("rope_parameters", dict(rope_parameters=[{"rope_theta": 1e4}, {"rope_theta": 1e5}])),
         ("selector_rank", dict(selector_rank=0)),
         ("selector_rank", dict(generation=1)),
-        ("num_target_layers", dict(num_target_layers_declared=False)),
+        ("num_target_layers", dict(num_target_layers=6, num_target_layers_declared=False)),
         ("sliding_window", dict(layer_types=[FULL, FULL])),
         ("final_logit_softcapping", dict(final_logit_softcapping=-1.0)),
         ("architectures", dict(generation=3)),
@@ -127,7 +128,7 @@ def test_config_of_names_what_it_cannot_say(field, changes):
     assert "\n" not in str(error.value)
 
 
-# --- unquantised
+# --- unquantized
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,7 +167,7 @@ def test_a_trained_drafters_card_says_what_its_weights_are_now(tmp_path):
     head = "# Mine\n\n| | |\n| --- | --- |\n| Layers | 2 |\n"
     tail = "\n| Weights | of no table |\n"
     (source / "README.md").write_text(head + "| Weights | all bfloat16 |\n" + tail)
-    command.convert(str(source), tmp_path / "out", quantisation=Quantisation(4, 32))
+    command.convert(str(source), tmp_path / "out", quantization=Quantization(4, 32))
     card = (tmp_path / "out" / "README.md").read_text()
     assert card == head + "| Weights | 4 bits in groups of 32, the rest bfloat16 |\n" + tail
 
@@ -174,7 +175,7 @@ def test_a_trained_drafters_card_says_what_its_weights_are_now(tmp_path):
 def test_the_sources_card_is_kept(tmp_path):
     source = write_drafter(tmp_path / "source")
     (source / "README.md").write_text("A card – as it was.\n", encoding="utf-8")
-    command.convert(str(source), tmp_path / "out", Quantisation(group_size=32))
+    command.convert(str(source), tmp_path / "out", Quantization(group_size=32))
     assert (tmp_path / "out" / "README.md").read_bytes() == (source / "README.md").read_bytes()
 
 
@@ -195,20 +196,20 @@ def test_large_drafters_are_split(tmp_path, monkeypatch):
     assert same(load_drafter(tmp_path / "out"), load_drafter(source))
 
 
-# --- quantised
+# --- quantized
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("bits, codebook_bits", [(4, None), (8, 3), (2, 5), (6, 8)])
-def test_quantised_is_as_in_memory(case, bits, codebook_bits, tmp_path):
-    command.convert(str(GOLDEN / case), tmp_path / "out", Quantisation(bits, 32, codebook_bits))
+def test_quantized_is_as_in_memory(case, bits, codebook_bits, tmp_path):
+    command.convert(str(GOLDEN / case), tmp_path / "out", Quantization(bits, 32, codebook_bits))
     expected = load_drafter(GOLDEN / case, dtype=mx.bfloat16)
 
     def scheme(path, module):
         name = path.rpartition(".")[2]
         if name in CODEBOOKS and module.weight.shape[-1] % 32 == 0:
             return {"bits": codebook_bits or bits, "group_size": 32}
-        return name in QUANTISED_AT_LOAD and {"bits": bits, "group_size": 32}
+        return name in QUANTIZED_AT_LOAD and {"bits": bits, "group_size": 32}
 
     nn.quantize(expected, class_predicate=scheme)
     found = load_drafter(tmp_path / "out")
@@ -219,9 +220,9 @@ def test_quantised_is_as_in_memory(case, bits, codebook_bits, tmp_path):
     assert plain == CONFIGS[case]
 
 
-def test_quantised_at_load_or_before_is_the_same(tmp_path):
+def test_quantized_at_load_or_before_is_the_same(tmp_path):
     source = write_drafter(tmp_path / "source")
-    command.convert(str(source), tmp_path / "out", Quantisation(8, 64))
+    command.convert(str(source), tmp_path / "out", Quantization(8, 64))
     large = parameters(load_drafter(source, bits=8, dtype=mx.bfloat16))
     found = parameters(load_drafter(tmp_path / "out"))
     # Rank 32 does not take groups of 64.
@@ -257,9 +258,9 @@ def test_what_differs_is_stated_by_path_and_reported_once(invoke, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dequantised_numbers_are_rounded_once(dtype, tmp_path):
+def test_dequantized_numbers_are_rounded_once(dtype, tmp_path):
     source = write_drafter(tmp_path / "source")
-    command.convert(str(source), tmp_path / "packed", Quantisation(5, 32, 8))
+    command.convert(str(source), tmp_path / "packed", Quantization(5, 32, 8))
     command.convert(str(tmp_path / "packed"), tmp_path / "out", dequantize=True, dtype=dtype)
     found, packed = load_drafter(tmp_path / "out"), load_drafter(tmp_path / "packed")
     assert "quantization" not in config_in(tmp_path / "out") and found.args.quantization is None
@@ -276,7 +277,7 @@ def test_dequantised_numbers_are_rounded_once(dtype, tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["mxfp4", "nvfp4", "mxfp8"])
-def test_other_modes_are_saved_and_dequantised(mode, tmp_path):
+def test_other_modes_are_saved_and_dequantized(mode, tmp_path):
     drafter = load_drafter(write_drafter(tmp_path / "source"))
     nn.quantize(drafter, mode=mode)
     save_drafter(drafter, tmp_path / "packed", config_of(drafter.args), "card")
@@ -336,13 +337,13 @@ def test_a_config_or_tensor_at_odds_is_named(tmp_path):
         ("{empty}", [], "has no config.json"),
         ("no/such/folder", [], "'no/such/folder' is neither"),
         ("{drafter}", ["-q", "-d"], "either --quantize or --dequantize"),
-        ("{drafter}", ["-d"], "is not quantised; leave --dequantize out"),
-        ("{quantised}", [], "already quantised; --dequantize undoes it"),
-        ("{quantised}", ["-q"], "already quantised; --dequantize undoes it"),
-        ("{drafter}", ["-q", "--q-bits", "7"], "--q-bits is 7 but has to be one of 2, 3, 4, 5, 6"),
-        ("{drafter}", ["-q", "--q-bits", "1"], "--q-bits is 1"),
-        ("{drafter}", ["-q", "--q-group-size", "16"], "--q-group-size is 16"),
-        ("{drafter}", ["-q", "--q-codebook-bits", "0"], "--q-codebook-bits is 0"),
+        ("{drafter}", ["-d"], "is not quantized; leave --dequantize out"),
+        ("{quantized}", [], "already quantized; --dequantize undoes it"),
+        ("{quantized}", ["-q"], "already quantized; --dequantize undoes it"),
+        ("{drafter}", ["-q", "--q-bits", "7"], "`q_bits` is 7 but has to be one of 2, 3, 4, 5, 6"),
+        ("{drafter}", ["-q", "--q-bits", "1"], "`q_bits` is 1"),
+        ("{drafter}", ["-q", "--q-group-size", "16"], "`q_group_size` is 16"),
+        ("{drafter}", ["-q", "--q-codebook-bits", "0"], "`q_codebook_bits` is 0"),
         ("{drafter}", ["--q-bits", "4"], "--q-bits has an effect only with --quantize"),
         ("{drafter}", ["--q-codebook-bits", "4"], "--q-codebook-bits has an effect only"),
         ("{drafter}", ["--mlx-path", "{target}"], "target already exists"),
@@ -355,7 +356,7 @@ def test_refused_in_one_line_before_weights_are_read(
     def unread(*_, **__):
         raise AssertionError("weights were read")
 
-    folder = tmp_path / "quantised"
+    folder = tmp_path / "quantized"
     write_drafter(folder, V2 | {"quantization": {"bits": 4, "group_size": 32}})
     monkeypatch.setattr(mx, "load", unread)
     monkeypatch.chdir(tmp_path)
@@ -371,8 +372,8 @@ def test_a_group_that_divides_nothing_is_refused(tmp_path):
         hidden_size=96, head_dim=24, intermediate_size=96
     )
     source = write_drafter(tmp_path / "source", config)
-    with pytest.raises(ValueError, match="--q-group-size 64 divides the rows of no matrix"):
-        command.convert(str(source), tmp_path / "out", Quantisation())
+    with pytest.raises(ValueError, match="`q_group_size` is 64 but has to divide"):
+        command.convert(str(source), tmp_path / "out", Quantization())
     assert not (tmp_path / "out").exists()
 
 

@@ -2,13 +2,14 @@
 
 import importlib
 
+import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
 from support.saved_models import embedded_target, save_drafter, save_target
 from support.tiny import DENSE, HYBRID
 
 from mlx_dflash2 import embedded
-from mlx_dflash2.pairs import load as load_pair
+from mlx_dflash2.pairs.find import find_pair
 
 generate = importlib.import_module("mlx_dflash2.generate.command")
 their_generate = importlib.import_module("mlx_lm.generate")
@@ -35,13 +36,13 @@ def common(folders, kind):
 
 
 @pytest.mark.parametrize("kind", [DENSE, HYBRID])
-@pytest.mark.parametrize("quantised", [[], ["--kv-bits", "8", "--kv-group-size", "32"]])
-def test_a_file_of_mlx_lm_cache_prompt(folders, tmp_path, invoke, kind, quantised):
+@pytest.mark.parametrize("quantized", [[], ["--kv-bits", "8", "--kv-group-size", "32"]])
+def test_a_file_of_mlx_lm_cache_prompt(folders, tmp_path, invoke, kind, quantized):
     file, (model, drafter) = tmp_path / "cache.safetensors", common(folders, kind)
     begin = ["--prompt", "A long story.", "--prompt-cache-file", file]
-    start = [*quantised, "--quantized-kv-start", "0"]
+    start = [*quantized, "--quantized-kv-start", "0"]
     assert invoke(their_cache_prompt, *model, *begin, *start)[0] == 0
-    rest = ["--prompt", " And?", "--prompt-cache-file", file, "-m", "9", *quantised]
+    rest = ["--prompt", " And?", "--prompt-cache-file", file, "-m", "9", *quantized]
     status, expected, err = invoke(their_generate, *rest, "--verbose", "F")
     assert status == 0, err
     for more in ([], model):
@@ -67,22 +68,36 @@ def test_a_file_of_save_prompt_cache(folders, tmp_path, invoke, kind):
     assert status == 0 and invoke(generate, *drafter, *rest)[1] == expected
 
 
-def test_the_embedded_pair_is_found_again_by_its_folder(monkeypatch, tmp_path):
+def test_the_embedded_pair_is_found_again_by_its_folder(tmp_path):
     """A saved cache names the folder of its model, and no drafter."""
-    drafters = []
-
-    def load_drafter(drafter, **_):
-        drafters.append(drafter)
-
-    monkeypatch.setattr(load_pair, "load_drafter", load_drafter)
-    monkeypatch.setattr(load_pair, "load", lambda *_, **__: (None, None))
     folder = str(embedded_target())
-    assert load_pair.load_pair(None, None).name == folder
-    assert load_pair.load_pair(folder, None).name == folder
-    assert drafters == [embedded.drafter_path()] * 2
+    for named in (None, folder):
+        sources = find_pair(named)
+        assert sources.target.name == folder
+        assert sources.drafter.folder == embedded.drafter_path()
     (tmp_path / "config.json").write_text((embedded_target() / "config.json").read_text())
     with pytest.raises(ValueError, match="No drafter is known"):
-        load_pair.load_pair(str(tmp_path), None)
+        find_pair(str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", [DENSE, HYBRID])
+def test_a_file_is_opened_once(folders, tmp_path, invoke, monkeypatch, kind):
+    file, (model, drafter) = tmp_path / "cache.safetensors", common(folders, kind)
+    begin = ["--prompt", "A long story.", "-m", "9", "--save-prompt-cache", file]
+    assert invoke(generate, *model, *drafter, *begin)[0] == 0
+    opened, original = [], mx.load
+
+    def load(name, *args, **kwargs):
+        opened.append(str(name))
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(mx, "load", load)
+    rest = ["--prompt", "And?", "-m", "9", "--prompt-cache-file", file]
+    status, _, err = invoke(generate, *drafter, *rest)
+    assert status == 0 and "Generation: 9 tokens" in err
+    assert opened.count(str(file)) == 1
+    # It was the first one: what it says decides which models are read.
+    assert opened[0] == str(file) and len(opened) == 3
 
 
 def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, saved_pair):
@@ -96,13 +111,13 @@ def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, saved_pai
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"x")
     for args, message in (
-        (["--model", other, *begin], f"`--model` is {other} but the prompt cache was made with"),
-        (["--kv-bits", "8", "--kv-group-size", "32", *begin], "`kv_bits` is 8 but the cache has 4"),
-        (["--kv-bits", "4", *begin], "`kv_group_size` is 64 but the cache's is 32"),
+        (["--model", other, *begin], f"`model` is {other} but has to be {folders / DENSE}, as in"),
+        (["--kv-bits", "8", "--kv-group-size", "32", *begin], "`kv_bits` is 8 but has to be 4"),
+        (["--kv-bits", "4", *begin], "`kv_group_size` is 64 but has to be 32"),
         (["--prompt-cache-file", nameless], "does not name its model"),
         (["--prompt-cache-file", tmp_path / "none.safetensors"], "There is no prompt cache"),
-        (["--prompt-cache-file", broken], "broken.safetensors is no prompt cache"),
-        (["--prompt-cache-file", weights], "model.safetensors is no prompt cache"),
+        (["--prompt-cache-file", broken], "broken.safetensors is not a prompt cache"),
+        (["--prompt-cache-file", weights], "model.safetensors is not a prompt cache"),
     ):
         status, out, err = invoke(generate, *drafter, *args)
         assert status == 1 and not out and message in err.splitlines()[-1]

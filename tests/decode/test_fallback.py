@@ -98,7 +98,7 @@ def test_non_finite_drafts(kind):
 
 def test_a_real_drafter_that_overflows():
     model, drafter = make_model(DENSE), make_drafter()
-    drafter.layers[0].mlp.down_proj.weight = mx.full((64, 96), float("inf"))
+    drafter.layers[0].mlp.down_proj.weight = mx.full((64, 128), float("inf"))
     tokens, stats, messages = run(model, drafter)
     assert tokens == plain_tokens(model, PROMPT, 30)
     assert stats.draft_failures == 1 and len(messages) == 1

@@ -4,12 +4,13 @@ import sys
 import threading
 import types
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import mlx.core as mx
 import pytest
+from support import runs
 from support.golden import CASES, GOLDEN
 from support.proposers import half, oracle
+from support.runs import model_of
 from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, make_model, plain_tokens
 
 from mlx_dflash2 import DFlashPromptCache, make_sampler
@@ -19,19 +20,12 @@ from mlx_dflash2.generate import dflash_generate_step
 PROMPT = list(range(5, 25))
 
 
-@cache
-def model_of(kind, seed=0):
-    return make_model(kind, seed=seed)
+def plain_of(kind, seed=0):
+    return runs.plain_of(kind, tuple(PROMPT), 30, seed=seed)
 
 
-@cache
-def plain_of(kind, seed=0, count=30):
-    return plain_tokens(model_of(kind, seed), PROMPT, count)
-
-
-def steps_of(kind, proposer, seed=0, **kwargs):
-    options = {"max_tokens": 30} | kwargs
-    return dflash_generate_step(mx.array(PROMPT), model_of(kind, seed), proposer, **options)
+def steps_of(kind, proposer, **kwargs):
+    return runs.steps_of(kind, PROMPT, proposer, **{"max_tokens": 30} | kwargs)
 
 
 def snapshot():
@@ -76,7 +70,7 @@ def test_nothing_is_patched(kind, tmp_path):
 def test_a_second_model_of_the_class_is_untouched_in_mid_generation(kind):
     steps = steps_of(kind, make_drafter())
     next(steps), next(steps), next(steps)
-    assert plain_tokens(model_of(kind, 1), PROMPT, 20) == plain_of(kind, 1)[:20]
+    assert plain_tokens(model_of(kind, seed=1), PROMPT, 20) == plain_of(kind, 1)[:20]
     assert plain_tokens(model_of(kind), PROMPT, 20) == plain_of(kind)[:20]
     assert [token for token, _, _ in steps] == plain_of(kind)[3:]
 
@@ -154,7 +148,7 @@ def test_log_probabilities_can_be_read_in_another_thread():
 
 @pytest.mark.parametrize("kind", [DENSE, HYBRID, SLIDING])
 def test_a_session_saved_here_and_gone_on_with_elsewhere(kind, tmp_path):
-    drafter, model = make_drafter(), model_of(kind, 0)
+    drafter, model = make_drafter(), model_of(kind)
     session = DFlashPromptCache(model, drafter)
     tokens = [t for t, _, _ in steps_of(kind, drafter, prompt_cache=session, max_tokens=9)]
     session.save(tmp_path / "s.safetensors")

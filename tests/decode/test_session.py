@@ -1,13 +1,12 @@
 """Turns of a conversation process only what is new, and equal cold runs."""
 
-from functools import cache
-
 import mlx.core as mx
 import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache, save_prompt_cache
 from support.proposers import half, oracle
-from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, make_model, plain_tokens
+from support.runs import model_of, plain_of
+from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter
 
 from mlx_dflash2 import DFlashPromptCache
 from mlx_dflash2.decode.rollback import num_cached
@@ -16,16 +15,6 @@ from mlx_dflash2.generate import dflash_generate_step
 
 KINDS = (DENSE, HYBRID, SLIDING, "gemma4_text-shared")
 FIRST, SECOND, THIRD = list(range(5, 30)), [100, 101, 102], [200, 201]
-
-
-@cache
-def model_of(kind):
-    return make_model(kind)
-
-
-@cache
-def plain_of(kind, prompt, count=20):
-    return plain_tokens(model_of(kind), list(prompt), count)
 
 
 def turn(kind, session, prompt, drafter, max_tokens=20, stop=None):

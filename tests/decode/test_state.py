@@ -6,54 +6,38 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from support.proposers import half, oracle
-from support.tiny import (
-    DENSE,
-    HYBRID,
-    SLIDING,
-    VOCAB,
-    make_drafter,
-    make_model,
-    make_tokenizer,
-    plain_tokens,
-)
+from support.runs import model_of, prompt_and_plain, steps_of
+from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, make_tokenizer, plain_tokens
 
 from mlx_dflash2.decode.rollback import num_cached
-from mlx_dflash2.generate import dflash_generate_step, stream_generate
+from mlx_dflash2.generate import stream_generate
 from mlx_dflash2.targets.base import Target
 
 KINDS = (DENSE, HYBRID, "qwen3_5-conv2", SLIDING, "llama-sliding", "gemma4_text-shared")
 LENGTHS = (1, 16, 40)
 
 
-@cache
-def model_of(kind):
-    return make_model(kind)
+STEPS = ([3], [1, 2, 3], [4])
 
 
 @cache
-def prompt_and_plain(kind, length):
-    prompt = mx.random.randint(0, VOCAB, (length,), key=mx.random.key(length)).tolist()
-    return prompt, plain_tokens(model_of(kind), prompt, 40)
+def logits_after(kind, tokens):
+    """What follows a fresh prefill of the tokens, in steps."""
+    fresh = make_prompt_cache(model_of(kind))
+    model_of(kind)(mx.array([tokens]), cache=fresh)
+    return [model_of(kind)(mx.array([step]), cache=fresh) for step in STEPS]
 
 
 def assert_covers(kind, prompt_cache, tokens):
     """The live cache goes on exactly as a fresh prefill of the same tokens would."""
-    model, fresh = model_of(kind), make_prompt_cache(model_of(kind))
     assert num_cached(prompt_cache) == len(tokens)
-    model(mx.array([tokens]), cache=fresh)
-    for step in ([3], [1, 2, 3], [4]):
-        ours, theirs = (model(mx.array([step]), cache=c) for c in (prompt_cache, fresh))
+    for step, theirs in zip(STEPS, logits_after(kind, tuple(tokens)), strict=True):
+        ours = model_of(kind)(mx.array([step]), cache=prompt_cache)
         assert mx.allclose(ours, theirs, rtol=0, atol=2e-5).item()
 
 
 def fresh_cache(kind):
     return make_prompt_cache(model_of(kind))
-
-
-def steps_of(kind, prompt, proposer, prompt_cache, **kwargs):
-    return dflash_generate_step(
-        mx.array(prompt), model_of(kind), proposer, prompt_cache=prompt_cache, **kwargs
-    )
 
 
 @pytest.mark.parametrize("length", LENGTHS)

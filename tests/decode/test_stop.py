@@ -17,7 +17,7 @@ from support.tiny import CONFIGS, plain_tokens
 from mlx_dflash2 import DFlashPromptCache, Stats, generate, stream_generate
 from mlx_dflash2.decode.rollback import num_cached
 from mlx_dflash2.decode.sampling import PureProcessor
-from mlx_dflash2.decode.text import StopStrings, responses
+from mlx_dflash2.decode.text import StopStrings, responses, stop_strings
 
 PROMPT = list(range(300, 320))
 VOCAB, BLOCK = 49152, 16
@@ -68,7 +68,7 @@ def scripted(tokens, stop, max_tokens=NO_LIMIT):
     """The text of a stream of known tokens; the same triple."""
     max_tokens = min(max_tokens, len(tokens))
     steps = ((token, mx.zeros(1), True) for token in islice(tokens, max_tokens))
-    out = list(responses(steps, tokenizer(), 1, max_tokens, StopStrings(stop)))
+    out = list(responses(steps, tokenizer(), 1, max_tokens, StopStrings(stop_strings(stop))))
     assert [r.generation_tokens for r in out] == list(range(1, len(out) + 1))
     assert all(r.finish_reason is None for r in out[:-1])
     return out[-1].generation_tokens, "".join(r.text for r in out), out[-1].finish_reason
@@ -208,7 +208,7 @@ def test_nothing_follows_a_stop_that_ends_inside_a_token():
     naive = TokenizerWrapper(tokenizer(), NaiveStreamingDetokenizer)
     for used in (tokenizer(), naive):
         steps = ((t, mx.zeros(1), True) for t in tokens)
-        out = list(responses(steps, used, 1, 9, StopStrings("fox ")))
+        out = list(responses(steps, used, 1, 9, StopStrings(("fox ",))))
         assert ("".join(r.text for r in out), len(out)) == ("The ", 3)
 
 
@@ -220,7 +220,7 @@ def test_one_stop_can_be_given_as_text():
 
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""], [3], [None], [["a"]], 3, 0, b"a"])
 def test_bad_stops_are_refused(stop):
-    with pytest.raises(ValueError, match="`stop` has to hold non-empty strings"):
+    with pytest.raises(ValueError, match=r"`stop` holds .* but has to hold non-empty strings"):
         next(stream_generate(model(), tokenizer(), PROMPT, stop=stop, **options(ids(TEXT))))
 
 

@@ -20,8 +20,9 @@ def test_tokens_for_every_prompt_length(kind, block):
     lengths = {1, 2, block - 1, block, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW} - {0}
     for length in sorted(lengths):
         prompt, plain = prompt_and_plain(kind, length)
-        count = 2 * block + 1
         for name, proposer in proposers(prompt, plain, block).items():
+            # A token a round meets every place of the window after so many.
+            count = min(2 * block + 1, WINDOW + 2 if name in ("liar", "rand") else 99)
             steps, stats = run(kind, prompt, proposer, count)
             assert [token for token, _ in steps] == plain[:count], (length, name)
             check_counts(steps, stats, name, block)
@@ -83,8 +84,8 @@ def test_tokens_with_a_real_drafter(kind, window):
     for length in (1, 5, 40):
         prompt, plain = prompt_and_plain(kind, length)
         for block in (None, 4):
-            steps, stats = run(kind, prompt, drafter, 30, block_size=block)
-            assert [token for token, _ in steps] == plain[:30]
+            steps, stats = run(kind, prompt, drafter, 20, block_size=block)
+            assert [token for token, _ in steps] == plain[:20]
             assert stats.drafted > 0 and stats.draft_failures == 0
 
 

@@ -14,8 +14,8 @@ from support.tiny import (
 )
 
 from mlx_dflash2 import embedded, load, load_drafter
+from mlx_dflash2.doctor.repairs import Repair, likely_masks, make_repairs
 from mlx_dflash2.doctor.trace import Outcome, Trace, bisect
-from mlx_dflash2.doctor.trials import Trial, likely_masks, make_trials
 from mlx_dflash2.drafter import variants
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.model import Drafter
@@ -89,9 +89,9 @@ def test_recall_and_lengths_by_hand():
 
 
 def test_variants_share_weights_and_leave_the_drafter():
-    drafter = make_drafter()
+    drafter = make_drafter(target_layer_ids=[0, 1, 3])
     before = variants.parameters(drafter)
-    assert [t.stage for t in make_trials(drafter, [3, 4, VOCAB - 1], 4)] == [
+    assert [t.stage for t in make_repairs(drafter, [3, 4, drafter.args.mask_token_id], 4)] == [
         "convolution", "rope", "is_causal", "mask_token_id", "mask_token_id", "candidate_selector",
     ]  # fmt: skip
     after = variants.parameters(drafter)
@@ -110,7 +110,7 @@ def test_taps_move_within_the_targets_real_depth(tiny):
     drafter = Drafter(DrafterArgs.from_dict(config))
     assert drafter.args.num_target_layers == 3
     trace = bisect(model, drafter, [(PROMPT, plain)], num_anchors=4)
-    changes = [outcome.trial.change for outcome in trace.outcomes]
+    changes = [outcome.repair.change for outcome in trace.outcomes]
     assert "taps one layer later: [1, 2, 3]" in changes
 
 
@@ -139,40 +139,40 @@ def forced(logprob, selector=None):
 
 
 def test_gains_weigh_early_rows_and_skip_what_says_nothing():
-    trial = Trial("x", "y", make_drafter())
-    gain = trial.gains(forced([[-2.0, -2.0]]), forced([[-1.0, -2.0]]))
+    repair = Repair("x", "y", make_drafter())
+    gain = repair.gains(forced([[-2.0, -2.0]]), forced([[-1.0, -2.0]]))
     assert gain == pytest.approx([1 / (1 + np.exp(-0.25))])
-    gain = trial.gains(forced([[-2.0, -2.0]]), forced([[-1.0, -2.0]]), most=0.5)
+    gain = repair.gains(forced([[-2.0, -2.0]]), forced([[-1.0, -2.0]]), most=0.5)
     assert gain == pytest.approx([0.5 / (1 + np.exp(-0.25))])
-    trial = Trial("x", "y", trial.drafter, of_selector=True)
+    repair = Repair("x", "y", repair.drafter, of_selector=True)
     before = forced([[0, 0]] * 2, [[-2.0, np.nan], [np.nan, np.nan]])
     after = forced([[0, 0]] * 2, [[-1.5, np.nan], [np.nan, np.nan]])
-    assert trial.gains(before, after) == pytest.approx([0.5])
+    assert repair.gains(before, after) == pytest.approx([0.5])
 
 
 def test_a_gain_counts_from_three_errors_on_and_of_what_works():
-    trial, right = Trial("x", "y", make_drafter()), np.ones(4, bool)
+    repair, right = Repair("x", "y", make_drafter()), np.ones(4, bool)
     noise = np.tile([1.0, -1.0], 20)
 
     def outcome(gains, hits=right):
-        return Outcome(trial, gains, gains, hits)
+        return Outcome(repair, gains, gains, hits)
 
-    assert not outcome(noise).certain and not outcome(noise).hopeless
-    assert outcome(noise + 0.6).certain
-    assert not outcome(noise + 0.6, ~right).certain  # and still never right
-    assert not outcome(np.ones(4)).certain  # too few
-    assert not Outcome(trial, noise - 0.1, noise + 0.6, right).certain  # worse on the whole
+    assert not outcome(noise).significant and not outcome(noise).hopeless
+    assert outcome(noise + 0.6).significant
+    assert not outcome(noise + 0.6, ~right).significant  # and still never right
+    assert not outcome(np.ones(4)).significant  # too few
+    assert not Outcome(repair, noise - 0.1, noise + 0.6, right).significant  # worse on the whole
     assert outcome(noise - 0.6).hopeless
     assert outcome(np.zeros(8)).hopeless  # it changes nothing
-    assert not Outcome(trial).hopeless and not Outcome(trial).certain
+    assert not Outcome(repair).hopeless and not Outcome(repair).significant
 
 
 def test_of_two_repairs_the_better_one_is_left():
-    trial, noise = Trial("x", "y", make_drafter()), np.tile([1.0, -1.0], 20)
-    best, like, worse = (Outcome(trial, noise + gain) for gain in (3.0, 2.9, 2.0))
+    repair, noise = Repair("x", "y", make_drafter()), np.tile([1.0, -1.0], 20)
+    best, like, worse = (Outcome(repair, noise + gain) for gain in (3.0, 2.9, 2.0))
     like.gains[::4] += 0.5
     assert worse.is_behind(best) and not best.is_behind(best) and not like.is_behind(best)
-    other = Outcome(Trial("x", "y", trial.drafter, of_selector=True), noise)
+    other = Outcome(Repair("x", "y", repair.drafter, of_selector=True), noise)
     assert not other.is_behind(best)  # nothing to compare
 
 
@@ -187,7 +187,7 @@ def test_random_drafter_is_no_known_mistake(tiny):
 
 def test_repairs_that_cannot_be_told_apart_are_all_named():
     drafter = make_drafter()
-    best, like = (Outcome(Trial("mask_token_id", f"mask_token_id {i}", drafter)) for i in (3, 4))
+    best, like = (Outcome(Repair("mask_token_id", f"mask_token_id {i}", drafter)) for i in (3, 4))
     best.gains = np.ones(20)
     trace = Trace(drafter, forced(np.zeros((2, 7))), [best, like], best, None, [like])
     assert "with mask_token_id 3, or mask_token_id 4, the true tokens gain 1.00" in trace.verdict

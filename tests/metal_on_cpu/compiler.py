@@ -1,4 +1,7 @@
-"""Metal text -> a shared library, through clang 19; everything is cached by content."""
+"""Metal text -> a shared library, through clang 19; everything is cached by content.
+
+All checkouts and environments of a user share the cache, so nothing in it may depend on a path.
+"""
 
 import hashlib
 import os
@@ -19,6 +22,7 @@ CXX = "clang++-19"
 SYMBOLIZER = "llvm-symbolizer-19"
 READELF = "readelf"
 HERE = Path(__file__).resolve().parent
+KERNELS = Path("mlx/backend/metal/kernels")
 CACHE = Path(tempfile.gettempdir()) / f"metal_on_cpu-{os.getuid()}"
 
 _LANGUAGE = [
@@ -121,14 +125,31 @@ def run(*command: str | Path) -> tuple[int, str]:
     return done.returncode, done.stderr + done.stdout
 
 
-def _digest(*parts: str | bytes) -> str:
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:20]
+@cache
+def _compiler() -> str:
+    """The compiler's version."""
+    return run(CXX, "--version")[1]
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256(repr((_compiler(), *parts)).encode()).hexdigest()[:20]
+
+
+def _partial(target: Path) -> Path:
+    """Where a file is written before it is renamed, so that no other process reads half of it."""
+    target.parent.mkdir(exist_ok=True, parents=True)
+    return target.with_name(f"{target.name}.{os.getpid()}")
+
+
+def _write(target: Path, content: bytes) -> Path:
+    partial = _partial(target)
+    partial.write_bytes(content)
+    return partial.rename(target)
 
 
 def _build(target: Path, *command: str | Path) -> str:
-    """Run a compile that writes ``target`` unless that exists; what the compiler said."""
-    CACHE.mkdir(exist_ok=True, parents=True)
-    partial = target.with_suffix(f".{os.getpid()}")
+    """Run a compile that writes ``target``; what the compiler said."""
+    partial = _partial(target)
     status, said = run(CXX, *command, "-o", partial)
     if status == 0:
         partial.rename(target)
@@ -139,13 +160,12 @@ def _build(target: Path, *command: str | Path) -> str:
 def runtime_library() -> Path:
     """The emulated GPU, built from ``runtime/``."""
     files = sorted((HERE / "runtime").iterdir())
-    target = CACHE / f"runtime-{_digest(*(f.read_bytes() for f in files))}.so"
+    flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-fno-omit-frame-pointer"]
+    # Kernels find libm through this library: linking them against nothing saves time.
+    flags += ["-shared", "-Wl,--no-as-needed", "-lm"]
+    target = CACHE / f"runtime-{_digest(flags, *(f.read_bytes() for f in files))}.so"
     if not target.exists():
-        sources = [f for f in files if f.suffix == ".cpp"]
-        flags = ["-std=c++17", "-O2", "-g", "-fPIC", "-fno-omit-frame-pointer"]
-        # Kernels find libm through this library: linking them against nothing saves time.
-        flags += ["-shared", "-Wl,--no-as-needed", "-lm"]
-        said = _build(target, *flags, *sources)
+        said = _build(target, *flags, *(f for f in files if f.suffix == ".cpp"))
         if not target.exists():
             raise RuntimeError(f"the runtime of the bench does not build:\n{said}")
     return target
@@ -157,25 +177,39 @@ def mlx_include() -> Path:
 
 
 @cache
-def _preamble(mode: str) -> tuple[Path, tuple[str, ...], str]:
-    """Precompiled MLX preamble, include flags, and a digest of all that it is made of."""
-    wheel = mlx_include()
-    shim = HERE / "shim"
-    name = "mlx/backend/metal/kernels/utils.h"
+def _headers() -> Path:
+    """A folder with the shim and MLX's headers, whose name tells its content.
+
+    A precompiled header remembers where each of its files lay: a second copy of one elsewhere
+    would be another file, and be included once more.
+    """
+    wheel, shim = mlx_include(), HERE / "shim"
+    files = {f.relative_to(wheel): f.read_bytes() for f in sorted((wheel / KERNELS).rglob("*.h"))}
     # Array parameters in an address space parse in Metal only.
-    utils = re.sub(
-        r"(constant const int64_t)( strides)\[\d\]", r"\1*\2", (wheel / name).read_text()
+    files[KERNELS / "utils.h"] = re.sub(
+        rb"(constant const int64_t)( strides)\[\d\]", rb"\1*\2", files[KERNELS / "utils.h"]
     )
-    parts = [f.read_bytes() for f in sorted(shim.rglob("*")) if f.is_file()]
-    digest = _digest(utils, *parts, *_LANGUAGE, *MODES[mode])
-    patched = CACHE / digest / name
-    if not patched.exists():
-        patched.parent.mkdir(exist_ok=True, parents=True)
-        patched.write_text(utils)
-    include = tuple(f"-isystem{folder}" for folder in (shim, CACHE / digest, wheel))
+    for file in sorted(shim.rglob("*")):
+        if file.is_file():
+            files[file.relative_to(shim)] = file.read_bytes()
+    folder = CACHE / f"headers-{_digest(*((str(name), text) for name, text in files.items()))}"
+    for name, text in files.items():
+        # Also what a cleaner of temporary files took away.
+        if not (folder / name).exists():
+            _write(folder / name, text)
+    return folder
+
+
+@cache
+def _preamble(mode: str) -> tuple[Path, str, str]:
+    """Precompiled MLX preamble, include flag, and a digest of all that it is made of."""
+    folder = _headers()
+    include = f"-isystem{folder}"
+    digest = _digest(folder.name, _LANGUAGE, MODES[mode])
     header = CACHE / f"{digest}.pch"
     if not header.exists():
-        said = _build(header, *_LANGUAGE, *include, *MODES[mode], "-x", "c++-header", patched)
+        flags = [*_LANGUAGE, include, *MODES[mode], "-Xclang", "-fno-pch-timestamp"]
+        said = _build(header, *flags, "-x", "c++-header", folder / KERNELS / "utils.h")
         if not header.exists():
             raise RuntimeError(f"MLX's preamble does not compile:\n{said}")
     return header, include, digest
@@ -225,11 +259,10 @@ def compile_kernel(kernel: KernelText, generated: Generated, mode: str, lint_hea
     if lint_header:
         findings += [("lint", f"header: {what}") for what in lint(kernel.header, is_header=True)]
     header, include, digest = _preamble(mode)
-    target = CACHE / f"{_digest(text, digest, *_STRICT)}.so"
+    target = CACHE / f"{_digest(text, digest, _STRICT)}.so"
     if findings or not target.exists():
-        path = target.with_suffix(".cpp")
-        path.write_text(text)
-        flags = [*_LANGUAGE, *_STRICT, *include, *MODES[mode], "-include-pch", header]
+        path = _write(target.with_suffix(".cpp"), text.encode())
+        flags = [*_LANGUAGE, *_STRICT, include, *MODES[mode], "-include-pch", header]
         flags += ["-shared", "-nostdlib"]
         said = _build(target, *flags, path)
         for line in said.splitlines():
@@ -246,10 +279,9 @@ def compile_kernel(kernel: KernelText, generated: Generated, mode: str, lint_hea
 def recursive_functions(generated: Generated) -> list[str]:
     """Functions that can reach themselves, from the call graph of the unoptimised code."""
     _, include, _ = _preamble("fast")
-    path = CACHE / f"{_digest(generated.text)}.recursion.cpp"
-    preamble = '#include "mlx/backend/metal/kernels/utils.h"\n'
-    path.write_text(preamble + rewrite(generated.text))
-    _, listing = run(CXX, *_LANGUAGE, *include, "-O0", "-S", "-emit-llvm", "-w", path, "-o", "-")
+    text = f'#include "{KERNELS / "utils.h"}"\n{rewrite(generated.text)}'
+    path = _write(CACHE / f"{_digest(text)}.recursion.cpp", text.encode())
+    _, listing = run(CXX, *_LANGUAGE, include, "-O0", "-S", "-emit-llvm", "-w", path, "-o", "-")
     calls: dict[str, set[str]] = {}
     current: set[str] = set()
     for line in listing.splitlines():

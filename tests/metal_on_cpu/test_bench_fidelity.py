@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from . import BenchKernel, Schedule
-from .compiler import mlx_include
+from .compiler import KERNELS, mlx_include
 from .running import reload
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
@@ -18,7 +18,7 @@ SCHEDULES = [Schedule(seed=1), Schedule("reverse"), Schedule(seed=2, preempt=20,
 
 def published(name):
     """A header of MLX's kernels, made callable: function constants are off, nothing is a kernel."""
-    text = (mlx_include() / "mlx/backend/metal/kernels" / name).read_text()
+    text = (mlx_include() / KERNELS / name).read_text()
     text = re.sub(
         r"constant (\w+) (\w+) \[\[function_constant\(\d+\)\]\];", r"constant \1 \2 = 0;", text
     )

@@ -1,11 +1,16 @@
 """``doctor --kernels``: the same cases with whatever runs kernels, and a clear word without."""
 
+from dataclasses import replace
+
 import mlx.core as mx
 import pytest
 
 from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import kernels as doctor_kernels
+from mlx_dflash2.kernels._common import load_source
 from mlx_dflash2.kernels.cases import all_cases
+
+from .mutate import mutants
 
 
 @pytest.fixture
@@ -14,8 +19,12 @@ def arguments(monkeypatch):
 
 
 def few():
-    """One small case of each kernel."""
-    return list({c.kernel: c for c in all_cases() if not c.real}.values())
+    """One small case of each kernel, of more than one row."""
+    small = {}
+    for case in all_cases():
+        if not case.real and "1x1 " not in case.shape and "L1 " not in case.shape:
+            small.setdefault(case.kernel, case)
+    return list(small.values())
 
 
 def test_the_table(kernels, arguments, monkeypatch, capsys):
@@ -29,12 +38,17 @@ def test_the_table(kernels, arguments, monkeypatch, capsys):
 
 
 def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):
-    monkeypatch.setattr(doctor_kernels, "all_cases", lambda: few()[:2])
-    monkeypatch.setattr(doctor_kernels, "largest_error", lambda outputs, expected: 2.0)
+    cases = [case for case in few() if case.kernel in ("grouped_conv", "top_k")]
+    source = load_source("grouped_conv.metal")
+    (mutant,) = (m for m in mutants(source) if m.label.startswith("loop halved"))
+    kernels.edit = lambda text: replace(text, source=text.source.replace(source, mutant.text))
+    monkeypatch.setattr(doctor_kernels, "all_cases", lambda: cases)
     with pytest.raises(SystemExit) as left:
         doctor.main()
     assert left.value.code == 1
-    assert "WRONG" in capsys.readouterr().out
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    verdicts = {(row[0], row[-1]) for row in rows if row[0] in ("grouped_conv", "top_k")}
+    assert verdicts == {("grouped_conv", "WRONG"), ("top_k", "ok")}
 
 
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")

@@ -1,9 +1,6 @@
-"""Finding oMLX's files and models, and whether target and drafter fit."""
+"""Finding oMLX's files, its version, and its models."""
 
-import hashlib
-import json
-import socket
-from dataclasses import replace
+import plistlib
 from pathlib import Path
 
 import pytest
@@ -11,12 +8,21 @@ from support.omlx_tools import (
     DRAFTER_CONFIG,
     MODEL,
     TARGET_CONFIG,
+    FakeServer,
     make_base,
     make_folder,
+    settings,
 )
 
-from mlx_dflash2.omlx.fit import check_pair, check_quant, check_weights
-from mlx_dflash2.omlx.locate import base_dir, discover, find_drafter, find_target, server_answers
+from mlx_dflash2.omlx import locate
+from mlx_dflash2.omlx.locate import (
+    OmlxVersion,
+    base_dir,
+    discover,
+    find_drafter,
+    find_target,
+    parse_version,
+)
 
 
 @pytest.fixture
@@ -77,21 +83,21 @@ def test_target_by_folder_and_by_name(tmp_path):
     folder = models / "mlx-community" / MODEL
     for given in (str(folder), f"{folder}/", f"{folder}/../{MODEL}", MODEL):
         found = find_target(given, [models])
-        assert (found.model_id, found.folder, found.warnings) == (MODEL, folder, ())
+        assert found == (MODEL, folder, "")
     assert find_target(str(folder), [models], "renamed").model_id == "renamed"
 
 
 def test_target_refusals(tmp_path):
     models = make_base(tmp_path) / "models"
-    with pytest.raises(ValueError, match="never finds an id with '/'"):
+    with pytest.raises(ValueError, match="without '/'"):
         find_target(f"mlx-community/{MODEL}", [models])
-    with pytest.raises(ValueError, match=f"allowed: a model folder, or one of .*{MODEL}"):
+    with pytest.raises(ValueError, match=f"allowed: a model folder, .*{MODEL}"):
         find_target("no-such-model", [models])
     second = make_folder(models / "zzz" / MODEL, TARGET_CONFIG)
-    with pytest.raises(ValueError, match="comes first among models named"):
+    with pytest.raises(ValueError, match="the first model named"):
         find_target(str(second), [models])
     outside = find_target(str(make_folder(tmp_path / "else" / "X", TARGET_CONFIG)), [models])
-    assert outside.model_id == "X" and "--model-dir" in outside.warnings[0]
+    assert outside.model_id == "X" and "--model-dir" in outside.note
 
 
 def test_linked_target_has_the_name_of_the_link(tmp_path):
@@ -99,7 +105,7 @@ def test_linked_target_has_the_name_of_the_link(tmp_path):
     real = make_folder(tmp_path / "store" / "abc123", TARGET_CONFIG)
     (models / "Linked").symlink_to(real)
     found = find_target(str(models / "Linked"), [models])
-    assert found.model_id == "Linked" and found.warnings == ()
+    assert found.model_id == "Linked" and found.note == ""
 
 
 def test_target_is_named_as_its_folder_is_listed(tmp_path, monkeypatch):
@@ -125,7 +131,6 @@ def test_target_in_the_hub_cache(tmp_path):
         found = find_target(str(given), [tmp_path])
         assert found.model_id == "mlx-community--Tiny"
         assert found.folder == folder / "snapshots" / "aaa"
-        assert "older builds" in found.warnings[0]
 
 
 def test_drafter_is_an_absolute_real_path(tmp_path, monkeypatch):
@@ -143,119 +148,104 @@ def test_drafter_is_an_absolute_real_path(tmp_path, monkeypatch):
             find_drafter(bare)
 
 
-def test_listening_server():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        assert server_answers(url)
-    assert not server_answers(url)
-    with pytest.raises(ValueError, match="url: found"):
-        server_answers("127.0.0.1:8000")
+# The version
 
 
-# Do they fit
+@pytest.fixture
+def nothing_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr(locate, "find_spec", lambda name: None)
+    monkeypatch.setattr(locate, "APPS", (tmp_path / "oMLX.app",))
+    monkeypatch.setattr(locate, "BREW", (tmp_path / "brew",))
 
 
-def pair(tmp_path, target=TARGET_CONFIG, drafter=DRAFTER_CONFIG, weights=("fc.weight",)):
-    return check_pair(
-        make_folder(tmp_path / "t", target), make_folder(tmp_path / "d", drafter, weights)
+NOWHERE = "http://127.0.0.1:9"
+
+
+def write_package(folder, number="0.7.1", keys=("dflash_enabled", "dflash_block_size")):
+    folder.mkdir(parents=True)
+    if number is not None:
+        (folder / "_version.py").write_text(f"__version__ = '{number}'\nraise RuntimeError\n")
+    fields = "".join(f"    {key}: bool = False  # words: and more\n" for key in keys)
+    source = 'class Other:\n    x: int = 1\n\n\n@dataclass\nclass ModelSettings:\n    """A.\n\n'
+    source += '        docs: of a field\n    """\n\n' + fields + "\n    def f(self): ...\n"
+    (folder / "model_settings.py").write_text(source)
+
+
+def test_versions_sort_in_release_order():
+    order = ["0.3.5", "0.3.9.dev1", "0.3.9rc1", "0.3.9", "0.6.2", "0.6.2-dflash2", "0.6.3rc1"]
+    order += ["0.6.3rc2", "0.6.3", "0.6.10", "0.7.0.dev2", "0.7.0", "0.7.0.post1", "1.0.0"]
+    assert sorted(order, key=parse_version) == order
+    with pytest.raises(ValueError, match="omlx_version: found 'new'"):
+        OmlxVersion.find("new", NOWHERE)
+
+
+def test_what_is_given_counts_before_what_is_asked_and_found(nothing_installed, tmp_path):
+    with FakeServer(tmp_path) as server:
+        assert OmlxVersion.find("0.6.3rc1", server.url) == ("0.6.3rc1", "--omlx-version", set())
+        write_package(tmp_path / "oMLX.app" / "Contents" / "Resources" / "omlx")
+        assert OmlxVersion.find(None, server.url)[:2] == ("0.7.0", server.url)
+        server.version = None
+        assert OmlxVersion.find(None, server.url).number == "0.7.1"
+        server.version = "nightly"
+        found = OmlxVersion.find(None, server.url)
+        assert found.number == "0.7.0" and "assumed, found oMLX nightly" in found.source
+
+
+def test_the_version_of_the_app(nothing_installed, tmp_path):
+    contents = tmp_path / "oMLX.app" / "Contents"
+    contents.mkdir(parents=True)
+    (contents / "Info.plist").write_bytes(plistlib.dumps({"CFBundleShortVersionString": "0.6.4"}))
+    assert OmlxVersion.find(None, NOWHERE).number == "0.6.4"
+    write_package(contents / "Resources" / "omlx", number=None)
+    found = OmlxVersion.find(None, NOWHERE)
+    assert found.number == "0.6.4" and found.keys == {"dflash_enabled", "dflash_block_size"}
+
+
+def test_the_version_of_homebrew(nothing_installed, tmp_path):
+    write_package(tmp_path / "brew" / "lib" / "python3.13" / "site-packages" / "omlx")
+    assert OmlxVersion.find(None, NOWHERE).number == "0.7.1"
+
+
+def test_no_version_is_found(nothing_installed):
+    found = OmlxVersion.find(None, NOWHERE)
+    assert found.number == "0.7.0" and "assumed" in str(found)
+    found.check()
+
+
+@pytest.mark.parametrize("number", ["0.6.2", "0.6.2rc1", "0.3.9"])
+def test_versions_that_cannot_load_dflash_2(number):
+    with pytest.raises(ValueError, match=r"too old for DFlash 2; allowed: oMLX 0\.6\.2-dflash2"):
+        OmlxVersion(number, "x").check()
+
+
+def test_a_package_without_the_block_size_cannot(nothing_installed, tmp_path):
+    write_package(tmp_path / "oMLX.app" / "Contents" / "Resources" / "omlx", keys=("mtp_enabled",))
+    with pytest.raises(ValueError, match="too old for DFlash 2"):
+        OmlxVersion.find(None, NOWHERE).check()
+    OmlxVersion("0.6.2-dflash2", "x").check()
+
+
+def test_what_has_no_effect_is_told_by_version_and_target():
+    entry = settings()["models"][MODEL]
+    (line,) = OmlxVersion("0.7.0", "x").notes(entry, "qwen3_5")
+    assert line == (
+        "oMLX 0.7.0 (x): without effect in its batched engine: dflash_draft_quant_activation_bits, "
+        "dflash_verify_mode"
     )
+    assert OmlxVersion("0.6.4", "x").notes(entry, "qwen3_5") == []
+    assert OmlxVersion("0.7.0", "x").notes(entry, "gemma4") == []
 
 
-def changed(config, **values):
-    return {**config, **values}
-
-
-def nested(**values):
-    return changed(DRAFTER_CONFIG, dflash_config=DRAFTER_CONFIG["dflash_config"] | values)
-
-
-def test_fitting_pair(tmp_path):
-    found = pair(tmp_path)
-    assert (found.block_size, found.target_quantized, found.drafter_quantized) == (8, True, False)
-
-
-@pytest.mark.parametrize(
-    "kwargs, words",
-    [
-        (
-            {"target": changed(TARGET_CONFIG, model_type="llama")},
-            "target model_type: found 'llama'",
-        ),
-        ({"target": DRAFTER_CONFIG}, "target: found the drafter"),
-        ({"target": {"hidden_size": 64}}, "target model_type: found None"),
-        ({"target": {"model_type": "qwen3"}}, "hidden_size"),
-        ({"drafter": changed(DRAFTER_CONFIG, architectures=["DFlashDraftModel"])}, "architectures"),
-        ({"drafter": changed(DRAFTER_CONFIG, hidden_size=96)}, "hidden_size"),
-        ({"drafter": changed(DRAFTER_CONFIG, num_target_layers=9)}, "num_target_layers"),
-        ({"drafter": nested(target_layer_ids=[1, 4, 9])}, "target_layer_ids"),
-        ({"drafter": nested(mask_token_id=None)}, "mask_token_id"),
-        ({"drafter": nested(block_size=0)}, "block_size"),
-        ({"weights": ("fc.weight", "lm_head.weight")}, "'lm_head.weight'"),
-        ({"weights": ("fc.weight", "model.embed_tokens.weight")}, "embed_tokens"),
-    ],
-)
-def test_pairs_that_do_not_fit(tmp_path, kwargs, words):
-    with pytest.raises(ValueError) as error:
-        pair(tmp_path, **kwargs)
-    assert words in str(error.value) and "\n" not in str(error.value)
-
-
-def test_quantisation_that_oMLX_could_not_do(tmp_path):
-    found = pair(tmp_path)
-    entry = {"dflash_draft_quant_enabled": True}
-    check_quant(entry, found)
-    with pytest.raises(ValueError, match="group_size: found 128, allowed: a divisor"):
-        check_quant(entry | {"dflash_draft_quant_group_size": 128}, found)
-    odd = replace(found, drafter_rows=(96,))
-    with pytest.raises(ValueError, match="group_size: found 64, allowed: a divisor"):
-        check_quant(entry | {"dflash_draft_quant_group_size": None}, odd)
-    # What is no size at all is reported as a bad value, not here.
-    for value in ("64", 64.5, True, 0, -1, [64]):
-        check_quant(entry | {"dflash_draft_quant_group_size": value}, odd)
-    stored = changed(DRAFTER_CONFIG, quantization={"bits": 4, "group_size": 64})
-    ready = pair(tmp_path / "stored", drafter=stored)
-    with pytest.raises(ValueError, match="quantised already"):
-        check_quant(entry, ready)
-    check_quant({"dflash_draft_quant_enabled": False}, ready)
-
-
-def test_incomplete_folders(tmp_path):
-    pair(tmp_path)
-    target, drafter = tmp_path / "t", tmp_path / "d"
-    weights = drafter / "model.safetensors"
-    raw = weights.read_bytes()
-    weights.write_bytes(raw[:-4])
-    with pytest.raises(ValueError, match="truncated"):
-        check_pair(target, drafter)
-    weights.unlink()
-    with pytest.raises(FileNotFoundError):
-        check_pair(target, drafter)
-    for name in ("a", "b"):
-        (drafter / f"{name}.safetensors").write_bytes(raw)
-    index = {"weight_map": {"x": "a.safetensors", "y": "c.safetensors"}}
-    (drafter / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(FileNotFoundError, match=r"c\.safetensors"):
-        check_pair(target, drafter)
-    (drafter / "config.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"config\.json"):
-        check_pair(target, drafter)
-
-
-@pytest.mark.parametrize("layout", ["hub", "local-dir"])
-def test_known_hashes_are_checked(tmp_path, layout):
-    folder = make_folder(tmp_path / "snapshots" / "aaa", DRAFTER_CONFIG)
-    weights = folder / "model.safetensors"
-    raw = weights.read_bytes()
-    published = hashlib.sha256(raw).hexdigest()
-    if layout == "hub":
-        (tmp_path / "blobs").mkdir()
-        weights.rename(tmp_path / "blobs" / published)
-        weights.symlink_to(tmp_path / "blobs" / published)
-    else:
-        note = folder / ".cache" / "huggingface" / "download" / "model.safetensors.metadata"
-        note.parent.mkdir(parents=True)
-        note.write_text(f"commit\n{published}\n123.4\n")
-    check_weights(folder)
-    weights.write_bytes(raw[:-1] + b"\xff")
-    with pytest.raises(ValueError, match=r"sha256 .* download it again"):
-        check_weights(folder)
+def test_keys_that_are_not_known_here_are_named_and_nothing_is_predicted():
+    version = OmlxVersion("0.6.4", "x")
+    entry = {
+        "dflash_max_concurrent": 4,
+        "qwen35_ane_prefill_gdn": True,
+        "cache_reasoning_output": 1,
+    }
+    assert version.notes(entry, "qwen3_5") == [
+        "oMLX 0.6.4 (x): not known here, kept: dflash_max_concurrent"
+    ]
+    source = OmlxVersion("0.6.4", "x", frozenset({"dflash_max_concurrent", "temperature"}))
+    assert source.notes({"dflash_max_concurrent": 4, "temperature": 1}, "qwen3_5") == []
+    assert "typo" in source.notes({"typo": 4}, "qwen3_5")[0]

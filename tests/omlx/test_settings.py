@@ -5,8 +5,9 @@ import json
 import pytest
 from support.omlx_tools import DRAFTER, MODEL, readme_example, settings
 
-from mlx_dflash2.omlx import fields, model_settings
-from mlx_dflash2.omlx.entry import entry_problems, entry_warnings
+from mlx_dflash2.omlx import model_settings
+from mlx_dflash2.omlx.change import entry_warnings
+from mlx_dflash2.omlx.settings import KEYS, RULES, SWITCHES, refusals, value_problems
 
 
 def test_recommended_document():
@@ -64,7 +65,7 @@ def test_no_quantisation_and_no_nulls():
 def test_every_value_has_the_json_type():
     entry = settings(max_ctx=32768, options={"dflash_ssd_cache": False})["models"][MODEL]
     for key, value in entry.items():
-        assert type(value) is fields.find_field(key).kind
+        assert type(value) is KEYS[key].kind
 
 
 @pytest.mark.parametrize(
@@ -86,15 +87,14 @@ def test_every_value_has_the_json_type():
         ({"activation_bits": 8}, "dflash_draft_quant_activation_bits: found 8, allowed: 16 or 32"),
         ({"block_size": 0}, "dflash_block_size: found 0"),
         ({"block_size": 1}, "dflash_block_size: found 1, allowed: 2 or more"),
+        ({"activation_bits": 0}, "dflash_draft_quant_activation_bits: found 0"),
         ({"block_size": 9, "drafter_block_size": 8}, "dflash_block_size: found 9, allowed: 2 to 8"),
         ({"block_size": 5.0}, "dflash_block_size: found 5.0"),
         ({"max_ctx": 0}, "dflash_max_ctx: found 0, allowed: an integer >= 1, or no such key"),
         ({"verify_mode": "fast"}, 'dflash_verify_mode: found "fast"'),
-        ({"options": {"dflash_ssd": True}}, "settings key: found 'dflash_ssd'"),
+        ({"options": {"dflash_ssd": True}}, "options: found 'dflash_ssd'"),
         ({"options": {"dflash_enabled": False}}, "options: found 'dflash_enabled'"),
         ({"options": {"dflash_ssd_cache": 1}}, "dflash_ssd_cache: found 1, allowed: true or false"),
-        ({"omlx_version": "0.6.2"}, "omlx_version: this oMLX has no dflash_block_size"),
-        ({"omlx_version": "new"}, "omlx_version: found 'new'"),
     ],
 )
 def test_refusals_name_field_value_and_allowed(kwargs, words):
@@ -106,35 +106,6 @@ def test_refusals_name_field_value_and_allowed(kwargs, words):
 def test_repo_id_is_a_drafter_reference():
     entry = model_settings(MODEL, "z-lab/Qwen3.8-27B-DFlash2", chip="M4")["models"][MODEL]
     assert entry["dflash_draft_model"] == "z-lab/Qwen3.8-27B-DFlash2"
-
-
-def test_versions_sort_in_release_order():
-    order = ["0.3.5", "0.3.9.dev1", "0.3.9rc1", "0.3.9", "0.6.2", "0.6.2-dflash2", "0.6.3rc1"]
-    order += ["0.6.3rc2", "0.6.3", "0.6.10", "1.0.0"]
-    assert sorted(order, key=fields.parse_version) == order
-    assert "dflash_block_size" in fields.known_fields("0.6.2-dflash2")
-    assert "dflash_block_size" not in fields.known_fields("0.6.2")
-    assert fields.known_fields("0.3.5") == {"dflash_enabled", "dflash_draft_model"}
-
-
-def test_importable_package_decides(tmp_path, monkeypatch):
-    (tmp_path / "omlx").mkdir()
-    (tmp_path / "omlx" / "__init__.py").write_text("raise RuntimeError('must not be run')")
-    (tmp_path / "omlx" / "model_settings.py").write_text(
-        "class Other:\n    x: int = 1\n"
-        "class ModelSettings:\n    dflash_enabled: bool = False\n    temperature: float = 1.0\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert fields.installed_fields() == {"dflash_enabled", "temperature"}
-    with pytest.raises(ValueError, match="cannot load a DFlash 2 drafter"):
-        settings(known=fields.installed_fields())
-
-
-def test_without_a_package_the_table_decides(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert fields.installed_fields() is None
-    assert fields.dataclass_fields("class Other: pass") is None
-    assert fields.dataclass_fields("class ModelSettings: newer syntax") is None
 
 
 def test_problems_of_an_existing_entry():
@@ -149,15 +120,34 @@ def test_problems_of_an_existing_entry():
         "dflash_block_size": "5",
         "temperature": "not ours",
     }
-    found = [line.partition(":")[0] for line in entry_problems(entry)]
-    assert found == [
+    found = {line.partition(":")[0] for line in value_problems(entry)}
+    assert found == {
         "dflash_max_ctx",
         "dflash_draft_window_size",
         "dflash_draft_sink_size",
         "dflash_in_memory_cache",
         "dflash_block_size",
-        "mtp_enabled",
-    ]
+    }
+    (line,) = refusals(entry)
+    assert line.startswith(
+        "mtp_enabled: found true, allowed: false beside dflash_enabled; oMLX 0.3"
+    )
+
+
+def test_every_rule_names_what_it_refuses_and_what_resolves_it():
+    for rule in RULES:
+        bad = {**dict.fromkeys(rule.beside, True), rule.key: True if rule.key in SWITCHES else 0}
+        lines = [line for line in refusals(bad) if line.startswith(f"{rule.key}: found")]
+        assert len(lines) == 1 and rule.since in lines[0] and rule.remedy in lines[0]
+        assert not [line for line in refusals({rule.key: None}) if line.startswith(rule.key)]
+    assert refusals(settings()["models"][MODEL]) == []
+    # Beside nothing that it is refused with, a switch may be on.
+    assert refusals({"mtp_enabled": True, "moe_expert_offload_resident_fraction": 0.25}) == []
+
+
+@pytest.mark.parametrize("value", [0, 1.5, -1, True, "x", [0.5]])
+def test_fractions_that_omlx_refuses(value):
+    assert refusals({"moe_expert_offload_resident_fraction": value})
 
 
 def test_warnings_of_an_existing_document():
@@ -165,20 +155,12 @@ def test_warnings_of_an_existing_document():
         "a": {
             "dflash_enabled": True,
             "active_profile_name": "fast",
-            "turboquant_kv_enabled": True,
-            "specprefill_enabled": True,
-            "dflash_draft_window_size": 1024,
-            "dflash_draft_sink_size": 64,
             "dflash_verify_mode": "ddtree",
-            "dflash_draft_quant_bits": 4,
         },
-        "b": {"dflash_enabled": True, "is_pinned": True},
         "c": {"dflash_enabled": True, "mtp_enabled": True},
         "d": {"dflash_enabled": True},
     }
     text = "\n".join(entry_warnings(models, "a"))
-    for word in ("'fast'", "turboquant", "specprefill", "window", "sink", "'ddtree'"):
-        assert word in text
-    assert "b is pinned" in text and "c: both MTP and DFlash" in text and "d has DFlash" in text
-    assert "unknown keys 'dflash_draft_quant_bits'" in text
+    assert "'fast'" in text and "dflash_verify_mode" in text
+    assert "c is lost at oMLX's next save: mtp_enabled" in text and "d has DFlash on too" in text
     assert entry_warnings({"a": json.loads('{"temperature": 1}')}, "a") == []

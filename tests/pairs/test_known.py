@@ -1,4 +1,4 @@
-"""Known pairs are told by name: any organisation and quantisation, no other model."""
+"""Known pairs are told by name: any organisation and quantization, no other model."""
 
 import warnings
 

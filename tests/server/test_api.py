@@ -95,7 +95,7 @@ def test_a_completion_is_the_library_s(drafted):
     ],
 )
 def test_sampling_options_of_a_request(options, sampler, processors, drafted):
-    """The tokens are those of a call with the same options, with drafts and whatever is cached."""
+    """The tokens are those of a call with the same options, whatever is cached."""
     tokenizer = drafted.provider.tokenizer
     special = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
     expected = library_text(
@@ -108,9 +108,10 @@ def test_sampling_options_of_a_request(options, sampler, processors, drafted):
     choice, timings = complete(drafted, **options)
     assert choice["text"] == expected != library_text(drafted, TEXT)
     assert timings["draft_n"] > 0
-    # The prompt is in the cache now, and penalties still see all of it.
+    # The prompt is in the cache now, and penalties still see all of it. A seed's draws depend on
+    # what the drafter's window has forgotten, so they do not go on from there.
     choice, timings = complete(drafted, **options)
-    assert choice["text"] == expected and timings["cache_n"] > 0
+    assert choice["text"] == expected and (timings["cache_n"] > 0) is ("seed" not in options)
 
 
 def test_without_a_seed_answers_differ(served):

@@ -11,7 +11,7 @@ import sys
 import pytest
 from support.serving import chat
 
-from mlx_dflash2.server.command import _size, prepare_arguments, setup_arg_parser
+from mlx_dflash2.server.arguments import prepare_arguments, setup_arg_parser, size
 from mlx_dflash2.server.http import Server
 
 theirs = importlib.import_module("mlx_lm.server")
@@ -23,8 +23,9 @@ OTHER_DEFAULTS = {
 }
 # Flags that mlx_lm.server does not have.
 OWN = {"--draft-bits", "--block-size", "--verify-width", "--allowed-hosts", "--api-key"}
+OWN |= {"--quantize-activations", "--extra-eos-token", "--dense", "--no-fast-blas"}
 OWN |= {"--max-queue", "--prompt-cache-dir", "--prompt-cache-dir-bytes"}
-REFUSED = {"--pipeline"}
+UNSUPPORTED = {"--pipeline"}
 
 
 @pytest.fixture
@@ -51,8 +52,8 @@ def test_flags_are_those_of_mlx_lm_and_some_more(their_flags):
     assert set(flags) == set(their_flags) | OWN
     for name, action in their_flags.items():
         ours = flags[name]
-        assert ours.dest == action.dest and ours.choices == action.choices
-        if name in REFUSED:
+        assert ours.dest == action.dest and list(ours.choices or ()) == list(action.choices or ())
+        if name in UNSUPPORTED:
             continue
         assert type(ours) is type(action), name
         if name not in OTHER_DEFAULTS:
@@ -62,33 +63,33 @@ def test_flags_are_those_of_mlx_lm_and_some_more(their_flags):
 
 @pytest.mark.parametrize("text", ["123", "1.5GB", "20M", "3 G", "7MB"])
 def test_sizes_mean_what_they_mean_there(text):
-    assert _size(text) == importlib.import_module("mlx_lm.utils")._parse_size(text)
+    assert size(text) == importlib.import_module("mlx_lm.utils")._parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "4X", "nan", "1e30", "GB"])
 def test_sizes_that_are_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        _size(text)
+        size(text)
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
         (["--pipeline"], "--pipeline is not supported: distributed decoding does not draft"),
-        (["--max-queue", "-1"], "`max_queue` has to be 0 or more but is -1"),
-        (["--decode-concurrency", "0"], "`decode_concurrency` has to be 1 or more but is 0"),
-        (["--prompt-concurrency", "0"], "`prompt_concurrency` has to be 1 or more but is 0"),
-        (["--prefill-step-size", "0"], "`prefill_step_size` has to be 1 or more but is 0"),
+        (["--max-queue", "-1"], "--max-queue is -1 but has to be 0 or more"),
+        (["--decode-concurrency", "0"], "--decode-concurrency is 0 but has to be 1 or more"),
+        (["--prompt-concurrency", "0"], "--prompt-concurrency is 0 but has to be 1 or more"),
+        (["--prefill-step-size", "0"], "--prefill-step-size is 0 but has to be 1 or more"),
         (["--num-draft-tokens", "2", "--verify-width", "3"], "say the same; give one of them"),
-        (["--num-draft-tokens", "-1"], "`num_draft_tokens` has to be 0 or more but is -1"),
+        (["--num-draft-tokens", "-1"], "--num-draft-tokens is -1 but has to be 0 or more"),
         (["--num-draft-tokens", "4"], "`verify_width` is 5 but has to be from 2 to the block of 4"),
-        (["--top-k", "512"], "`top_k` has to be below 512 but is 512"),
-        (["--temp", "-1"], "`temp` has to be from 0.0 to inf but is -1.0"),
-        (["--chat-template-args", "[]"], "`chat_template_args` has to be a JSON object"),
-        (["--api-key", " "], "`api_key` is empty"),
+        (["--top-k", "512"], "`top_k` is 512 but has to be below 512"),
+        (["--temp", "-1"], "`temp` is -1.0 but has to be from 0.0 to inf"),
+        (["--chat-template-args", "[]"], "--chat-template-args has to be a JSON object"),
+        (["--api-key", " "], "--api-key is empty"),
         (["--kv-bits", "7"], "`kv_bits`"),
         (["--prompt-cache-bytes", "lots"], "lots is not a size"),
-        (["--port", "65536"], "`port` has to be from 0 to 65535 but is 65536"),
+        (["--port", "65536"], "--port is 65536 but has to be 0 or more and below 65536"),
     ],
 )
 def test_what_is_refused(words, message, invoke, model_folders):

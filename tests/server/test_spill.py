@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.models.cache import load_prompt_cache, make_prompt_cache
 from support.saved_models import save_drafter, save_target
 from support.serving import Served, chat
-from support.tiny import DENSE, HYBRID, SLIDING, make_drafter, make_model
+from support.tiny import DENSE, HYBRID, SLIDING, drafter_config, make_drafter, make_model
 
 from mlx_dflash2.server import spill
 from mlx_dflash2.server.spill import PromptFolder, identity
@@ -27,7 +27,7 @@ BIG = 10**9
 @pytest.fixture(params=[DENSE, HYBRID, SLIDING])
 def pair(request, tmp_path):
     save_target(tmp_path / "pair" / "target", request.param)
-    save_drafter(tmp_path / "pair" / "drafter")
+    save_drafter(tmp_path / "pair" / "drafter", drafter_config(block_size=4))
     return tmp_path / "pair"
 
 
@@ -232,7 +232,7 @@ def test_a_disk_that_is_full(tmp_path, monkeypatch, caplog):
 def test_a_process_that_is_killed_while_it_writes(tmp_path):
     """What is there afterwards is whole, and what was begun is cleared away."""
     save_target(tmp_path / "target")
-    save_drafter(tmp_path / "drafter")
+    save_drafter(tmp_path / "drafter", drafter_config(block_size=4))
     script = (
         "import sys, time; sys.path.insert(0, 'tests')\n"
         "from tests.server.test_spill import *\n"

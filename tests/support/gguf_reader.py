@@ -6,7 +6,7 @@ import numpy as np
 
 
 def read_gguf(path):
-    """Metadata and dequantised float32 tensors of a GGUF file, by its published layout."""
+    """Metadata and dequantized float32 tensors of a GGUF file, by its published layout."""
     data = path.read_bytes()
     position = 4
 

@@ -8,8 +8,11 @@ from typing import Any
 from urllib.parse import unquote
 
 import mlx.core as mx
+from hypothesis import strategies as st
 
 from mlx_dflash2.omlx import model_settings
+from mlx_dflash2.omlx.settings import KEYS
+from support.tiny import drafter_config
 
 MODEL = "Qwen3.8-Tiny-4bit"
 DRAFTER = "/models/z-lab/Qwen3.8-Tiny-DFlash2"
@@ -19,33 +22,7 @@ TARGET_CONFIG = {
     "quantization": {"group_size": 64, "bits": 4},
     "text_config": {"hidden_size": 64, "vocab_size": 512, "num_hidden_layers": 8},
 }
-DRAFTER_CONFIG = {
-    "architectures": ["DFlash2DraftModel"],
-    "model_type": "qwen3",
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 512,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 4096,
-    "num_target_layers": 8,
-    "layer_types": ["sliding_attention", "sliding_attention"],
-    "sliding_window": 64,
-    "is_causal": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7},
-    "dflash_config": {
-        "block_size": 8,
-        "mask_token_id": 500,
-        "target_layer_ids": [1, 4, 5, 6],
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 8,
-        "selector_top_k": 4,
-    },
-}
+DRAFTER_CONFIG = drafter_config(target_layer_ids=[1, 4, 5, 6]) | {"num_target_layers": 8}
 
 
 def settings(model: str = MODEL, drafter: str = DRAFTER, **kwargs: Any) -> dict[str, Any]:
@@ -57,6 +34,52 @@ def readme_example() -> dict[str, Any]:
     """The settings document that the README shows."""
     section = (Path(__file__).parents[2] / "README.md").read_text().partition("\n## oMLX\n")[2]
     return json.loads(section.partition("```json\n")[2].partition("```")[0])
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=4,
+)  # fmt: skip
+# Switches that oMLX refuses beside others, and numbers that it refuses by themselves.
+_RISKY = {
+    name: st.booleans()
+    for name in (
+        *("mtp_enabled", "vlm_mtp_enabled", "moe_expert_offload_enabled", "dflash_enabled"),
+        *("specprefill_enabled", "turboquant_kv_enabled", "qwen35_oq_a8_enabled"),
+    )
+} | {
+    "moe_expert_offload_resident_fraction": st.sampled_from([0.25, 1, 0, 2, True, "x", None]),
+    "qwen35_oq_a8_min_tokens": st.sampled_from([128, 1, 0, None, "x"]),
+}
+
+
+@st.composite
+def entries(draw, risky: bool = False):
+    """An entry with foreign keys, and with DFlash keys of allowed values."""
+    entry = draw(st.dictionaries(st.text(max_size=6), _VALUES, max_size=4))
+    for name in draw(st.lists(st.sampled_from(list(KEYS)), unique=True, max_size=6)):
+        kind, allowed, _, nullable = KEYS[name]
+        choices = allowed if isinstance(allowed, tuple) else ()
+        values = st.sampled_from(choices) if choices else st.integers(2, 99)
+        values = st.just("/old/drafter") if kind is str and not choices else values
+        entry[name] = draw(values | st.none() if nullable else values)
+    if risky:
+        chosen = draw(st.lists(st.sampled_from(list(_RISKY)), unique=True, max_size=5))
+        entry |= {name: draw(_RISKY[name]) for name in chosen}
+    return dict(draw(st.permutations(list(entry.items()))))
+
+
+@st.composite
+def documents(draw, risky: bool = False):
+    """A settings document in random order and layout, the target in it or not."""
+    ids = st.sampled_from([MODEL, "b", "Org--Name", "ü/🙂", ""]) | st.text(max_size=5)
+    models = draw(st.dictionaries(ids, entries(risky), max_size=4))
+    top = draw(st.dictionaries(st.text(max_size=4), _VALUES, max_size=2))
+    items = list((top | {"version": 1, "models": models}).items())
+    indent = draw(st.sampled_from([None, 0, 1, 2, "\t"]))
+    return json.dumps(dict(draw(st.permutations(items))), indent=indent)
 
 
 def make_folder(folder: Path, config: dict, weights: tuple[str, ...] = ("fc.weight",)) -> Path:
@@ -80,7 +103,7 @@ def make_base(root: Path, text: str | None = None) -> Path:
 
 
 class FakeServer:
-    """oMLX's admin interface over one settings file, as its routes are described."""
+    """oMLX's admin interface, for what a real server cannot be made to do."""
 
     def __init__(self, folder: Path, key: str | None = "sk-secret", knows_block: bool = True):
         self.key, self.knows_block = key, knows_block
@@ -94,6 +117,7 @@ class FakeServer:
         self.calls: list[str] = []
         self.puts: list[dict[str, Any]] = []
         self.forget_on_reload: str | None = None
+        self.version: str | None = "0.7.0"
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -122,7 +146,10 @@ class FakeServer:
         self.calls.append(f"{request.command} {unquote(request.path)}")
         cookie = "omlx_admin_session=good" in (request.headers.get("Cookie") or "")
         headers = {}
-        if request.path == "/admin/api/login":
+        if request.path == "/openapi.json":
+            title = "oMLX API" if self.version else "Another"
+            status, reply = 200, {"info": {"title": title, "version": self.version}}
+        elif request.path == "/admin/api/login":
             status, reply = self._login(body)
             if status == 200:
                 headers["Set-Cookie"] = "omlx_admin_session=good; HttpOnly; SameSite=lax"

@@ -11,14 +11,34 @@ from support.tiny import VOCAB, make_model, plain_tokens
 
 
 @cache
-def model_of(kind, bits=None):
-    return make_model(kind, bits=bits)
+def _model(kind, bits, seed):
+    return make_model(kind, bits=bits, seed=seed)
+
+
+def model_of(kind, bits=None, seed=0):
+    """The same model object for the same arguments, however they are given."""
+    return _model(kind, bits, seed)
+
+
+@cache
+def plain_of(kind, prompt: tuple, count=20, bits=None, seed=0):
+    """What mlx-lm itself says to a prompt."""
+    return plain_tokens(model_of(kind, bits, seed), list(prompt), count)
 
 
 @cache
 def prompt_and_plain(kind, length, count=34, bits=None):
     prompt = mx.random.randint(0, VOCAB, (length,), key=mx.random.key(length)).tolist()
-    return prompt, plain_tokens(model_of(kind, bits), prompt, count)
+    return prompt, plain_of(kind, tuple(prompt), count, bits)
+
+
+def steps_of(kind, prompt, proposer, prompt_cache=None, bits=None, **kwargs):
+    """The generator of a run with whole blocks, so that counts do not depend on times."""
+    model = model_of(kind, bits)
+    kwargs.setdefault("verify_width", kwargs.get("block_size") or proposer.block_size)
+    return dflash_generate_step(
+        mx.array(prompt), model, proposer, prompt_cache=prompt_cache, **kwargs
+    )
 
 
 def proposers(prompt, plain, block):
@@ -34,16 +54,10 @@ def proposers(prompt, plain, block):
 
 
 def run(kind, prompt, proposer, max_tokens, bits=None, **kwargs):
-    """Decode with whole blocks in every round, so that counts do not depend on times."""
+    """The tokens of a whole run, each with whether it was drafted, and its stats."""
     stats = Stats()
-    kwargs.setdefault("verify_width", kwargs.get("block_size") or proposer.block_size)
-    steps = dflash_generate_step(
-        mx.array(prompt),
-        model_of(kind, bits),
-        proposer,
-        max_tokens=max_tokens,
-        stats=stats,
-        **kwargs,
+    steps = steps_of(
+        kind, prompt, proposer, bits=bits, max_tokens=max_tokens, stats=stats, **kwargs
     )
     return [(token, from_draft) for token, _, from_draft in steps], stats
 

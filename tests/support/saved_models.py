@@ -10,44 +10,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from mlx_dflash2 import embedded
-from mlx_dflash2.drafter.args import DrafterArgs
-from mlx_dflash2.drafter.model import Drafter
-from support.tiny import CONFIGS, DENSE, HIDDEN, VOCAB, make_model
+from support.drafters import V2, random_weights
+from support.tiny import CONFIGS, DENSE, VOCAB, make_model
 
 SPECIAL = ("<s>", "</s>", "<|im_start|>", "<|im_end|>")
+_THINK = "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
 CHAT_TEMPLATE = (
     "<s>{% for m in messages %}"
     "{% if m.content == 'forbidden' %}{{ raise_exception('Not this.') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}"
     "{% if not (loop.last and m.role == 'assistant') %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
-    "{% if effort is defined %}[{{ effort }}]{% endif %}{% endif %}"
+    + _THINK
+    + "{% if effort is defined %}[{{ effort }}]{% endif %}{% endif %}"
 )
-DRAFTER_CONFIG = {
-    "architectures": ["DFlash2DraftModel"],
-    "hidden_size": HIDDEN,
-    "intermediate_size": 96,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": VOCAB,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 4096,
-    "rope_theta": 10000.0,
-    "is_causal": False,
-    "num_target_layers": CONFIGS[DENSE]["num_hidden_layers"],
-    "block_size": 4,
-    "dflash_config": {
-        "mask_token_id": 5,
-        "target_layer_ids": [1],
-        "conv_kernel_size": 2,
-        "conv_group_size": 16,
-        "selector_rank": 8,
-        "selector_top_k": 4,
-    },
-}
+WITHOUT_THINKING = CHAT_TEMPLATE.replace(_THINK, "")
 
 
 def embedded_target() -> Path:
@@ -68,11 +45,10 @@ def save_target(
 
     ``special`` are more tokens that the tokenizer never splits.
     """
-    folder.mkdir(parents=True)
+    model_type = {"model_type": kind.split("-")[0], "eos_token_id": 511}
+    write_config(folder, CONFIGS[kind] | model_type)
     weights = dict(tree_flatten(make_model(kind).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    config = CONFIGS[kind] | {"model_type": kind.split("-")[0], "eos_token_id": 511}
-    (folder / "config.json").write_text(json.dumps(config))
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=_tokenizer(special), bos_token="<s>", eos_token="</s>"
     )
@@ -81,16 +57,43 @@ def save_target(
     return folder
 
 
-def save_drafter(folder: Path, **changes) -> Path:
-    """A DFlash 2 drafter for the dense target."""
-    folder.mkdir(parents=True)
-    config = DRAFTER_CONFIG | changes
-    mx.random.seed(1)
-    drafter = Drafter(DrafterArgs.from_dict(config))
-    weights = dict(tree_flatten(drafter.parameters()))
+def save_drafter(folder: Path, config: dict = V2, weights: dict | None = None) -> Path:
+    """A checkpoint of one file; with random float32 weights if none are given."""
+    write_config(folder, config)
+    weights = random_weights(config) if weights is None else weights
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    return folder
+
+
+def save_pair(folder: Path) -> tuple[Path, Path, Path]:
+    """A target without thinking, a drafter for it, and a file with two suites of prompts."""
+    target = save_target(folder / "target", chat_template=WITHOUT_THINKING)
+    rows = [
+        {"suite": "early", "prompt": "abcd"},
+        {"suite": "late", "prompt": "x y"},
+        {"suite": "late", "messages": [{"role": "user", "content": "789"}]},
+    ]
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return target, save_drafter(folder / "drafter"), prompts
+
+
+def write_config(folder: Path, config: dict) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
+
+
+def write_shards(folder: Path, weights: dict, count: int = 3) -> list[str]:
+    """The weights in several files with an index; the names of the files."""
+    files = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    weight_map = {name: files[i % count] for i, name in enumerate(sorted(weights))}
+    for file in files:
+        held = {name: weights[name] for name in weights if weight_map[name] == file}
+        mx.save_safetensors(str(folder / file), held)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return files
 
 
 def _tokenizer(special: tuple[str, ...]) -> Tokenizer:

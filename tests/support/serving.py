@@ -8,10 +8,11 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from mlx_dflash2.server.command import Service, prepare_arguments, setup_arg_parser
+from mlx_dflash2.server.arguments import prepare_arguments, setup_arg_parser
+from mlx_dflash2.server.command import Service
 from mlx_dflash2.server.pair import PairProvider
 from support.saved_models import CHAT_TEMPLATE, save_drafter, save_target
-from support.tiny import DENSE
+from support.tiny import DENSE, drafter_config
 
 TIMEOUT = 60
 
@@ -122,7 +123,7 @@ TOOL_TEMPLATE = CHAT_TEMPLATE + "{# <tool_call> tool_call.name #}"
 def save_thinking_pair(folder, kind=DENSE):
     """A pair whose tokenizer has tokens of thoughts and tool calls."""
     save_target(folder / "target", kind, TOOL_TEMPLATE, THINKING)
-    save_drafter(folder / "drafter")
+    save_drafter(folder / "drafter", drafter_config(block_size=4))
     return folder
 
 

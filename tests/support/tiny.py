@@ -1,32 +1,37 @@
-"""Tiny random models of every supported kind, and their cache states."""
+"""Tiny random models of every supported kind, a drafter for them, and their cache states."""
 
 from importlib import import_module
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
+from mlx_lm.generate import generate_step
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from mlx_dflash2.drafter.args import DrafterArgs
+from mlx_dflash2.drafter.model import Drafter
 
 VOCAB, HIDDEN = 512, 64
 
-_DENSE = dict(
+_SIZES = dict(
     hidden_size=HIDDEN, num_hidden_layers=4, intermediate_size=96, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, vocab_size=VOCAB,
-    max_position_embeddings=4096, rope_theta=10000.0, tie_word_embeddings=True,
+    num_key_value_heads=2, head_dim=32, vocab_size=VOCAB,
 )  # fmt: skip
+_PLAIN = _SIZES | dict(
+    rms_norm_eps=1e-6, max_position_embeddings=4096, tie_word_embeddings=True
+)  # fmt: skip
+_DENSE = _PLAIN | dict(rope_theta=10000.0)
 _MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True)
-_HYBRID = dict(
-    hidden_size=HIDDEN, num_hidden_layers=4, intermediate_size=96, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, rms_norm_eps=1e-6, vocab_size=VOCAB,
-    max_position_embeddings=4096, full_attention_interval=2, linear_num_key_heads=2,
-    linear_num_value_heads=4, linear_key_head_dim=32, linear_value_head_dim=32,
-    linear_conv_kernel_dim=4, tie_word_embeddings=True,
+_HYBRID = _PLAIN | dict(
+    full_attention_interval=2, linear_num_key_heads=2, linear_num_value_heads=4,
+    linear_key_head_dim=32, linear_value_head_dim=32, linear_conv_kernel_dim=4,
 )  # fmt: skip
 _ROPE = {"rope_parameters": {"type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.25}}
-_GEMMA4 = dict(
-    hidden_size=HIDDEN, num_hidden_layers=4, intermediate_size=96, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, global_head_dim=32, vocab_size=VOCAB, sliding_window=16,
-    sliding_window_pattern=2, num_kv_shared_layers=0, hidden_size_per_layer_input=0,
-    vocab_size_per_layer_input=VOCAB,
+_GEMMA4 = _SIZES | dict(
+    global_head_dim=32, sliding_window=16, sliding_window_pattern=2, num_kv_shared_layers=0,
+    hidden_size_per_layer_input=0, vocab_size_per_layer_input=VOCAB,
 )  # fmt: skip
 
 CONFIGS = {
@@ -103,18 +108,12 @@ def cache_arrays(prompt_cache) -> list:
 
 def plain_tokens(model, prompt: list[int], max_tokens: int) -> list[int]:
     """What mlx-lm itself generates greedily."""
-    from mlx_lm.generate import generate_step
-
     steps = generate_step(mx.array(prompt), model, max_tokens=max_tokens)
     return [token for token, _ in steps]
 
 
 def make_tokenizer(eos: int | None = None, chat_template: str | None = None):
     """A word-level tokenizer of the tiny vocabulary: token i is the word " wi"."""
-    from mlx_lm.tokenizer_utils import TokenizerWrapper
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     words = {f"w{i}": i for i in range(VOCAB)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -122,12 +121,9 @@ def make_tokenizer(eos: int | None = None, chat_template: str | None = None):
     return TokenizerWrapper(fast, eos_token_ids=[-1 if eos is None else eos])
 
 
-def make_drafter(window: int | None = 16, vocab_size: int = VOCAB, **changes):
-    """A random DFlash 2 drafter for the tiny targets of four layers, all layers sliding."""
-    from mlx_dflash2.drafter.args import DrafterArgs
-    from mlx_dflash2.drafter.model import Drafter
-
-    drafter = Drafter(DrafterArgs.from_dict(drafter_config(window, vocab_size, **changes)))
+def random_drafter(config: dict) -> Drafter:
+    """A drafter of a config whose every matrix is random."""
+    drafter = Drafter(DrafterArgs.from_dict(config))
     weights = []
     for path, value in tree_flatten(drafter.parameters()):
         if path.endswith("base_kernel"):
@@ -140,34 +136,27 @@ def make_drafter(window: int | None = 16, vocab_size: int = VOCAB, **changes):
     return drafter
 
 
+def make_drafter(window: int | None = 16, vocab_size: int = VOCAB, **changes) -> Drafter:
+    """A random drafter of ``drafter_config``."""
+    return random_drafter(drafter_config(window, vocab_size, **changes))
+
+
 def drafter_config(window: int | None = 16, vocab_size: int = VOCAB, **changes) -> dict:
-    """The config.json of that drafter; ``changes`` go to ``dflash_config``."""
+    """The config.json of a DFlash 2 drafter for the tiny targets of four layers.
+
+    All of its layers slide, or none without a window; ``changes`` go to ``dflash_config``.
+    """
     layer_type = "full_attention" if window is None else "sliding_attention"
-    return {
-        "architectures": ["DFlash2DraftModel"],
-        "model_type": "qwen3",
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "intermediate_size": 96,
-        "vocab_size": vocab_size,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 4096,
-        "num_target_layers": 4,
-        "is_causal": False,
-        "layer_types": [layer_type] * 2,
-        "sliding_window": window,
-        "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
-        "dflash_config": {
-            "block_size": 8,
-            "target_layer_ids": [0, 1, 3],
-            "mask_token_id": VOCAB - 1,
-            "conv_kernel_size": 2,
-            "conv_group_size": 16,
-            "selector_rank": 16,
-            "selector_top_k": 8,
-        }
-        | changes,
-    }
+    fields = dict(
+        block_size=8, target_layer_ids=[1, 3], mask_token_id=501, conv_kernel_size=2,
+        conv_group_size=16, selector_rank=32, selector_top_k=8,
+    )  # fmt: skip
+    return dict(
+        architectures=["DFlash2DraftModel"], model_type="qwen3", hidden_act="silu",
+        hidden_size=HIDDEN, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, intermediate_size=128, vocab_size=vocab_size, rms_norm_eps=1e-6,
+        max_position_embeddings=4096, num_target_layers=4, is_causal=False,
+        layer_types=[layer_type] * 2, sliding_window=window,
+        rope_parameters={"rope_theta": 1e6, "rope_type": "default"},
+        dflash_config=fields | changes,
+    )  # fmt: skip

@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 
 from mlx_dflash2.train.corpus import Corpus, Text, write_shard
-from mlx_dflash2.train.taps import Shown
+from mlx_dflash2.train.taps import TextTaps
 from support.tiny import VOCAB, plain_tokens
 
 
@@ -40,6 +40,6 @@ class NoTaps:
     def __init__(self):
         self.asked = []
 
-    def read(self, texts, length: int) -> Shown:
+    def read(self, texts, length: int) -> TextTaps:
         self.asked.append([int(text) for text in texts])
-        return Shown(mx.zeros((len(texts), length, 1)), None)
+        return TextTaps(mx.zeros((len(texts), length, 1)), None)

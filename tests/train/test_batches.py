@@ -11,7 +11,7 @@ from support.training import NoTaps, random_corpus
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import taps as taps_module
 from mlx_dflash2.train.batches import Batches
-from mlx_dflash2.train.taps import CachedTaps, ComputedTaps, bytes_needed, write_taps
+from mlx_dflash2.train.taps import CachedTaps, ComputedTaps, write_taps
 
 LENGTHS = [12, 30, 9, 25, 14, 21, 17, 28]
 PROMPTS = [3, 10, 1, 20, 5, 4, 16, 6]
@@ -129,7 +129,7 @@ def test_cached_taps_are_the_computed_ones_in_bfloat16(kind, texts, targets, sma
     cached = CachedTaps(tmp_path / "taps", corpus, True)
     computed = ComputedTaps(targets[kind], corpus, LAYERS, True)
     size = sum(file.stat().st_size for file in (tmp_path / "taps").glob("*.bin"))
-    assert size == bytes_needed(corpus, 3 * 64)
+    assert size == 2 * len(corpus.tokens) * 3 * 64
     for chosen, length in (([texts - 1, 0], 10), ([1, 0], 40)):
         for found, expected in zip(
             cached.read(chosen, length), computed.read(chosen, length), strict=True
@@ -187,16 +187,18 @@ def test_a_cache_of_other_texts_is_refused(targets, corpus, tmp_path):
     other = random_corpus(tmp_path / "texts", LENGTHS[:-1], PROMPTS[:-1])
     with pytest.raises(ValueError, match=r"^`texts` is 7 but .* was made with 8; .*$"):
         write_taps(targets[DENSE], other, LAYERS, tmp_path / "taps")
-    with pytest.raises(ValueError, match=r"^.* holds the taps of 8 texts with 156 tokens, .*$"):
+    with pytest.raises(ValueError, match=r"^`texts` is 7 but .* was made with 8; .*$"):
         CachedTaps(tmp_path / "taps", other, False)
 
 
 def test_a_cache_says_what_it_lacks(targets, corpus, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"^.* holds no taps; run the taps stage first\.$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"^.* does not hold taps; run the taps stage first\.$"
+    ):
         CachedTaps(tmp_path / "none", corpus, False)
     write_taps(targets[DENSE], corpus, LAYERS, tmp_path / "taps", final=False)
     assert CachedTaps(tmp_path / "taps", corpus, False).read([0], 5).final is None
-    with pytest.raises(ValueError, match=r"^.* was made without what the target's head reads\.$"):
+    with pytest.raises(ValueError, match=r"^.* was made without the input of the target's head\.$"):
         CachedTaps(tmp_path / "taps", corpus, True)
     for name, value in (("layers", [0, 1]), ("model", "another"), ("dequantize", True)):
         with pytest.raises(ValueError, match=rf"^`{name}` is .* was made with [^\n]*$"):

@@ -23,7 +23,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     mx.save_safetensors(str(tmp_path / "other.safetensors"), {"a": mx.ones(2)})
     for damaged in (whole[:-40], whole[:20], b"", (tmp_path / "other.safetensors").read_bytes()):
         file.write_bytes(damaged)
-        with pytest.raises(ValueError, match=r"^.*step-00000001.* is no checkpoint [^\n]*$"):
+        with pytest.raises(ValueError, match=r"^.*step-00000001.* is not a checkpoint [^\n]*$"):
             checkpoints.load(file)
     with pytest.raises(FileNotFoundError, match=r"^There is no checkpoint [^\n]*$"):
         checkpoints.load(tmp_path / "step-00000002.safetensors")

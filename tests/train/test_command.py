@@ -13,10 +13,10 @@ from mlx_dflash2.drafter.variants import without_selector
 from mlx_dflash2.evaluation.prompts import Prompt
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import evaluate
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.chain import Chain, chain
 from mlx_dflash2.train.command import main
 from mlx_dflash2.train.corpus import Corpus
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.taps import ComputedTaps
 from tools import ablation
@@ -99,15 +99,15 @@ def memorised(tmp_path_factory, target_path):
 
 @pytest.mark.parametrize("selector", [True, False])
 def test_a_chain_counts_the_rounds_of_decoding(memorised, selector):
-    drafter, corpus, _ = memorised.trained()
+    drafter, corpus, _ = memorised.training.trained()
     drafter = drafter if selector else without_selector(drafter)
-    source = ComputedTaps(memorised.target, corpus, drafter.target_layer_ids, final=False)
-    counted = chain(drafter, memorised.target, corpus, source, range(len(corpus)))
+    source = ComputedTaps(memorised.inputs.target, corpus, drafter.target_layer_ids, final=False)
+    counted = chain(drafter, memorised.inputs.target, corpus, source, range(len(corpus)))
     prompts = [Prompt(t.kind, "", tuple(t.tokens[: t.prompt_length].tolist())) for t in corpus]
-    decoded = evaluate.decode(*memorised.loaded, drafter, prompts, max_tokens=24)
+    decoded = evaluate.answer_prompts(*memorised.inputs.loaded, drafter, prompts, max_tokens=24)
     assert [d.tokens for d in decoded] == [t.tokens[t.prompt_length :].tolist() for t in corpus]
     assert counted.path.tolist() == [d.stats.rounds for d in decoded]
-    assert counted.tokens.tolist() == [d.given for d in decoded]
+    assert counted.tokens.tolist() == [d.from_rounds for d in decoded]
     assert (counted.oracle <= np.minimum(counted.best, counted.path)).all()
     assert counted.lengths()["path"] == pytest.approx(
         evaluate.acceptance(decoded)["acceptance_length"]
@@ -122,7 +122,7 @@ def test_acceptance_is_pooled_over_rounds():
             prefills=1, rounds=rounds, accepted=accepted, bonus=bonus,
             drafted_at=drafted_at, accepted_at=accepted_at,
         )  # fmt: skip
-        return evaluate.Decoded(kind, (1, 2), [0] * (1 + accepted + bonus), stats)
+        return evaluate.Answer(kind, (1, 2), [0] * (1 + accepted + bonus), stats)
 
     found = evaluate.acceptance(
         [answer("a", 6, 4, 4, [4, 4], [4, 2]), answer("b", 0, 2, 2, [2, 2, 2], [0, 0, 0])]
@@ -179,9 +179,9 @@ def test_gains_are_paired_over_prompts():
 
 def test_all_runs_are_held_against_the_same_prompts():
     runs = [Run(parse(["--seed", seed, "--num-prompts", "5"])) for seed in "07"]
-    first, second = ([row.messages for row in run.rows("held_out")] for run in runs)
+    first, second = ([row.messages for row in run.inputs.chats("held_out")] for run in runs)
     assert first == second
-    first, second = ([row.messages for row in run.rows("train")] for run in runs)
+    first, second = ([row.messages for row in run.inputs.chats("train")] for run in runs)
     assert first != second
 
 
@@ -209,7 +209,7 @@ def test_the_published_package_drafts_the_same_from_an_export(monkeypatch, tmp_p
     train(monkeypatch, "data", "taps", "fit", "export", *options, "--learning-rate", "0.01")
     path = tmp_path / "run" / "export"
     monkeypatch.setattr(published, "snapshot_download", lambda *_, **__: path)
-    model, _ = Run(parse(["--model", str(target_path)])).loaded
+    model, _ = Run(parse(["--model", str(target_path)])).inputs.loaded
     theirs, ours, target = (
         published.load_draft(str(path)).bind(model),
         load_drafter(path),

@@ -5,8 +5,8 @@ import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from support.tiny import DENSE, make_model, make_tokenizer
 
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.corpus import Corpus
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.own_prompts import MAX_TOKENS, opening, own_prompts
 from mlx_dflash2.train.run import Run
 
@@ -54,7 +54,7 @@ def test_prompts_are_the_turns_that_end_each_once(tmp_path):
     assert {len(turn) for turn in turns if turn[-1] != END} == {MAX_TOKENS}
     expected = list(dict.fromkeys(" ".join(f"w{token}" for token in turn) for turn in ended))
     assert written(rows) == [text for text in expected if text]
-    assert {row.kind for row in rows} == {"own"}
+    assert {row.suite for row in rows} == {"own"}
     assert rows == own_prompts(None, tokenizer, tmp_path, 20, **OPTIONS)
 
 
@@ -107,6 +107,6 @@ def test_the_data_stage_answers_them_beside_the_others(model_folders, tmp_path):
     run = Run(parse(["data", *places, *counts]))
     run.check()
     run.data()
-    kinds = run.corpus().kinds.tolist()
-    assert kinds.count("own") == len(run.own_rows()) > 0
+    kinds = run.inputs.corpus().kinds.tolist()
+    assert kinds.count("own") == len(run.inputs.own_chats()) > 0
     assert len(kinds) == 5 + kinds.count("own")

@@ -11,7 +11,7 @@ from support.saved_models import save_target
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.train import checkpoints
-from mlx_dflash2.train.arguments import parse
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 
 OPTIONS = (

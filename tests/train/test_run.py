@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 from support.training import random_corpus
 
 from mlx_dflash2.train import checkpoints
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.codebooks import FactoredCodebook
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.vocabulary import SampledVocabulary
 
@@ -43,7 +43,7 @@ def test_a_run_trains_to_its_end(make_run):
     assert saved(run).step == 6
     lines = (run.folder / "log.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4, 6]
-    assert isinstance(run.trainer().vocabulary, SampledVocabulary)
+    assert isinstance(run.training.trainer().vocabulary, SampledVocabulary)
 
 
 def test_a_run_in_two_goes_is_one(make_run):
@@ -53,9 +53,11 @@ def test_a_run_in_two_goes_is_one(make_run):
         run.taps()
     whole.fit()
     for step in range(1, 7):
-        trainer = parts.restored()
+        trainer = parts.training.restored()
         trainer.step()
-        checkpoints.save(parts.folder / "checkpoints", step, trainer.state, parts.settings(trainer))
+        checkpoints.save(
+            parts.folder / "checkpoints", step, trainer.state, parts.training.settings(trainer)
+        )
     one, other = (dict(tree_flatten(saved(run).trees)) for run in (whole, parts))
     assert one.keys() == other.keys()
     assert all(mx.array_equal(one[name], other[name]) for name in one)
@@ -66,7 +68,7 @@ def test_taps_may_be_computed_instead(make_run):
     for run in (cached, computed):
         run.taps()
     assert not (computed.folder / "taps").exists()
-    losses = [run.trainer().step()["loss"] for run in (cached, computed)]
+    losses = [run.training.trainer().step()["loss"] for run in (cached, computed)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -74,9 +76,9 @@ def test_other_settings_do_not_go_on(make_run):
     run = make_run("--no-cache")
     run.fit()
     with pytest.raises(ValueError, match=r"^`batch_size` is 1 but [^\n]* was made with 2; [^\n]*$"):
-        make_run("--no-cache", "--batch-size", "1").restored()
+        make_run("--no-cache", "--batch-size", "1").training.restored()
     # How often it is saved changes nothing that is computed.
-    assert make_run("--no-cache", "--save-every", "1").restored().done == 6
+    assert make_run("--no-cache", "--save-every", "1").training.restored().done == 6
 
 
 def test_a_run_may_train_on_shorter_blocks(make_run):
@@ -117,12 +119,12 @@ def test_a_run_may_begin_from_a_drafter(options, trained, make_run, model_folder
     run = make_run(*draft, *options)
     for name in ("num_layers", "block_size", "target_layer_ids", "selector_rank", "selector_top_k"):
         setattr(run.args, name, None)
-    drafter = run.drafter()
-    assert drafter.block_size == 4 and len(drafter.layers) == 1
+    drafter = run.training.drafter()
+    assert drafter.block_size == 4 and len(drafter.layers) == 2
     assert isinstance(drafter.candidate_selector.predecessor_codebook, FactoredCodebook)
     names = [name for name, _ in tree_flatten(drafter.trainable_parameters())]
     parts = {
         "selector" if "selector" in n else "conv" if "_conv" in n else "backbone" for n in names
     }
     assert parts == trained
-    assert np.isfinite(run.trainer().step()["loss"])
+    assert np.isfinite(run.training.trainer().step()["loss"])

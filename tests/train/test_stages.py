@@ -12,11 +12,12 @@ from support.tiny import CONFIGS, DENSE, make_model
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.train import checkpoints
-from mlx_dflash2.train.arguments import parse
 from mlx_dflash2.train.command import main
 from mlx_dflash2.train.corpus import Corpus, Text, write_shard
+from mlx_dflash2.train.inputs import Inputs
+from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
-from mlx_dflash2.train.settings import as_trained, deciding
+from mlx_dflash2.train.training import Training
 
 SHAPE = "--num-layers 1 --block-size 4 --selector-rank 8 --mask-token-id 5 --target-layer-ids 1 3"
 OPTIONS = (
@@ -56,7 +57,7 @@ def tensors(drafter) -> dict[str, mx.array]:
 
 def test_export_and_eval_need_no_options_again(make_run, tmp_path, capsys):
     make_run("--factored", "--average", "0.9").fit()
-    expected = tensors(make_run("--factored", "--average", "0.9").trained()[0])
+    expected = tensors(make_run("--factored", "--average", "0.9").training.trained()[0])
     command = ["mlx_dflash2.train", "export", "eval", "--output-path", str(tmp_path / "run")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [*command, *EVAL])
@@ -87,12 +88,12 @@ def test_an_option_that_is_the_default_is_refused_where_it_was_another_one(make_
 
 def test_a_checkpoint_from_before_an_option_goes_on_with_its_default_said(make_run):
     make_run().fit()
-    saved = checkpoints.load(make_run().checkpoint)
+    saved = checkpoints.load(make_run().training.checkpoint)
     del saved.settings["own_prompts"], saved.settings["detach_selector"]
     checkpoints.save(make_run().folder / "checkpoints", 6, saved.trees, saved.settings)
-    with pytest.raises(ValueError, match=r"^.* does not say its `own_prompts`; [^\n]*$"):
-        make_run().restored()
-    assert make_run("--own-prompts", 0).restored().done == 6
+    with pytest.raises(ValueError, match=r"^.* does not state its `own_prompts`; [^\n]*$"):
+        make_run().training.restored()
+    assert make_run("--own-prompts", 0).training.restored().done == 6
     make_run("--own-prompts", 0, given=["export"]).run()
 
 
@@ -110,8 +111,8 @@ def test_a_frozen_part_that_has_changed_is_refused(make_run, tmp_path):
     weights["layers.0.mlp.up_proj.weight"] *= 2
     mx.eval(weights)
     mx.save_safetensors(str(drafter / "model.safetensors"), weights)
-    message = r"^The weights that are not trained are no longer [^\n]*$"
-    for refused in (run("fit").restored, run("export").trained):
+    message = r"^The weights that are not trained differ from [^\n]*$"
+    for refused in (run("fit").training.restored, run("export").training.trained):
         with pytest.raises(ValueError, match=message):
             refused()
 
@@ -129,23 +130,23 @@ def test_unpacked_weights_are_in_float32(tmp_path):
     config = json.loads((path / "config.json").read_text())
     config["quantization"] = {"group_size": 32, "bits": 4}
     (path / "config.json").write_text(json.dumps(config))
-    model, _ = Run(parse(["--model", str(path), "--dequantize"])).loaded
+    model, _ = Run(parse(["--model", str(path), "--dequantize"])).inputs.loaded
     assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
 
 
 def test_a_checkpoint_of_other_shapes_is_refused(make_run):
     run = make_run()
     run.fit()
-    saved = checkpoints.load(run.checkpoint)
+    saved = checkpoints.load(run.training.checkpoint)
     saved.trees["weights"]["fc"]["weight"] = mx.zeros((2, 2))
     checkpoints.save(run.folder / "checkpoints", 7, saved.trees, saved.settings)
     with pytest.raises(ValueError, match=r"^The checkpoint's `fc\.weight` is \(2, 2\) but [^\n]*$"):
-        run.trained()
+        run.training.trained()
 
 
 def test_what_decides_is_taken_and_the_rest_is_as_given(tmp_path):
-    stored = deciding(parse(["--iters", "5", "--block-size", "8"])) | {"processes": 2}
-    args = as_trained(parse(["eval", "--eval-temp", "0.5"]), stored, tmp_path)
+    stored = checkpoints.deciding(parse(["--iters", "5", "--block-size", "8"])) | {"processes": 2}
+    args = checkpoints.as_trained(parse(["eval", "--eval-temp", "0.5"]), stored, tmp_path)
     assert (args.iters, args.block_size, args.eval_temp) == (5, 8, [0.5])
     assert args.stage == ["eval"] and not hasattr(args, "processes")
 
@@ -153,13 +154,13 @@ def test_what_decides_is_taken_and_the_rest_is_as_given(tmp_path):
 def test_a_checkpoint_that_does_not_say_how_it_was_made_is_refused(make_run):
     """What was the default then need not be now."""
     make_run("--rope-theta", 5e4).fit()
-    saved = checkpoints.load(make_run().checkpoint)
+    saved = checkpoints.load(make_run().training.checkpoint)
     del saved.settings["rope_theta"]
     checkpoints.save(make_run().folder / "checkpoints", 6, saved.trees, saved.settings)
-    for refused in (make_run().restored, make_run(given=["export"]).run):
-        with pytest.raises(ValueError, match=r"^.* does not say its `rope_theta`; [^\n]*$"):
+    for refused in (make_run().training.restored, make_run(given=["export"]).run):
+        with pytest.raises(ValueError, match=r"^.* does not state its `rope_theta`; [^\n]*$"):
             refused()
-    assert make_run("--rope-theta", 5e4).restored().done == 6
+    assert make_run("--rope-theta", 5e4).training.restored().done == 6
 
 
 # A run that stops, an export of another step.
@@ -169,8 +170,8 @@ def test_stages_behind_an_unfinished_fit_wait_for_it(make_run, capsys):
     stages = ["fit", "export", "eval", *OPTIONS, *EVAL]
     run = make_run("--time-limit", "1e-9", given=stages)
     run.run()
-    assert checkpoints.load(run.checkpoint).step == 0
-    assert "fit: stopped at step 0 of 6; the same command goes on." in capsys.readouterr().err
+    assert checkpoints.load(run.training.checkpoint).step == 0
+    assert "fit: stopped at step 0 of 6; the same command resumes." in capsys.readouterr().err
     assert not (run.folder / "export").exists() and not (run.folder / "eval.json").exists()
     run = make_run(given=stages)
     run.run()
@@ -188,7 +189,7 @@ def test_an_export_of_the_same_step_is_kept_and_of_another_refused(make_run, cap
     assert (make_run().folder / "export" / "model.safetensors").stat().st_mtime_ns == written
     with pytest.raises(ValueError, match=r"^.* step 6 \(bfloat16\) but step 6 \(8 bits\) .*$"):
         make_run("--bits", 8, given=["export"]).run()
-    saved = checkpoints.load(make_run().checkpoint)
+    saved = checkpoints.load(make_run().training.checkpoint)
     checkpoints.save(make_run().folder / "checkpoints", 9, saved.trees, saved.settings)
     with pytest.raises(ValueError, match=r"^.*export is of step 6 .* step 9 .*; remove [^\n]*$"):
         make_run(given=["export"]).run()
@@ -213,7 +214,7 @@ def test_the_card_holds_the_latest_results_once(make_run):
 def test_a_card_says_no_more_than_is_known(make_run, target_path):
     run = make_run()
     run.fit()
-    saved = checkpoints.load(run.checkpoint)
+    saved = checkpoints.load(run.training.checkpoint)
     settings = saved.settings | {"processes": 3}
     checkpoints.save(run.folder / "checkpoints", 6, saved.trees, settings)
     make_run(given=["export"]).run()
@@ -226,10 +227,10 @@ def test_a_card_says_no_more_than_is_known(make_run, target_path):
 def test_a_hub_s_target_keeps_its_whole_name(make_run, monkeypatch):
     run = make_run()
     run.fit()
-    args, loaded = run.drafter_args(), run.loaded
-    monkeypatch.setattr(Run, "name", "someone/model")
-    monkeypatch.setattr(Run, "loaded", loaded)
-    monkeypatch.setattr(Run, "drafter_args", lambda self: args)
+    args, loaded = run.training.drafter_args(), run.inputs.loaded
+    monkeypatch.setattr(Inputs, "name", "someone/model")
+    monkeypatch.setattr(Inputs, "loaded", loaded)
+    monkeypatch.setattr(Training, "drafter_args", lambda self: args)
     run.export()
     assert "--model someone/model " in (run.folder / "export" / "README.md").read_text()
 
@@ -245,12 +246,12 @@ def test_a_run_does_not_go_on_with_other_texts(make_run, data, tmp_path):
     write_shard(other / "shard-00000.npz", texts)
     run = make_run()
     run.args.data = str(other)
-    trainer = run.trainer()
-    settings = run.settings(trainer)
-    assert settings["corpus"] != make_run().settings(trainer)["corpus"]
+    trainer = run.training.trainer()
+    settings = run.training.settings(trainer)
+    assert settings["corpus"] != make_run().training.settings(trainer)["corpus"]
     assert settings["tap_dtype"] == "float32"
     with pytest.raises(ValueError, match=r"^`data` is .* was made with .*$"):
-        run.restored()
+        run.training.restored()
 
 
 def test_a_run_does_not_go_on_with_taps_of_another_precision(make_run):
@@ -259,7 +260,7 @@ def test_a_run_does_not_go_on_with_taps_of_another_precision(make_run):
     cached.args.no_cache = False
     cached.taps()
     with pytest.raises(ValueError, match=r"^`tap_dtype` is 'bfloat16' but .* with 'float32'; .*$"):
-        cached.restored()
+        cached.training.restored()
 
 
 def test_texts_still_to_be_written_are_noted(make_run, data, tmp_path, capsys):
@@ -288,6 +289,12 @@ def test_texts_still_to_be_written_are_noted(make_run, data, tmp_path, capsys):
     (["--learning-rate", "nan"], r"`learning_rate` is nan .*"),
     (["--eval-temp", "0", "-1"], r"`eval_temp` is -1\.0 .*"),
     (["--top-p", "0"], r"`top_p` is 0\.0 .*"),
+    (["--top-p", "1.5"], r"`top_p` is 1\.5 .*"),
+    (["--temp", "-0.5"], r"`temp` is -0\.5 .*"),
+    (["--max-tokens", "0"], r"`max_tokens` is 0 .*"),
+    (["--max-seq-length", "1"], r"`max_seq_length` is 1 .*"),
+    (["--seed", "-1"], r"`seed` is -1 .*"),
+    (["--data-batch-size", "0"], r"`data_batch_size` is 0 .*"),
     (["--num-eval-prompts", "1000000"], r"`count` is 1000000 but has to be from 1 to .*"),
     (["--eval-prompts", "nothing.txt"], r"There is no file of prompts .*"),
     (["--selector-rank", "0"], r".*`(dflash_config\.)?selector_rank`.*"),
@@ -329,20 +336,20 @@ def test_a_drafter_without_selector_may_be_trained_and_without_both_parts_export
 
 
 def test_gamma_is_half_of_the_block_or_what_is_given(make_run):
-    assert make_run().trainer().objective.gamma == 2.0
-    assert make_run("--gamma", 0.5).trainer().objective.gamma == 0.5
+    assert make_run().training.trainer().objective.gamma == 2.0
+    assert make_run("--gamma", 0.5).training.trainer().objective.gamma == 0.5
 
 
 def test_rotations_are_as_asked_for(make_run):
-    assert make_run().drafter_args().rope_parameters[0]["rope_theta"] == 10000.0
-    chosen = make_run("--rope-theta", 5e5).drafter_args()
+    assert make_run().training.drafter_args().rope_parameters[0]["rope_theta"] == 10000.0
+    chosen = make_run("--rope-theta", 5e5).training.drafter_args()
     assert chosen.rope_parameters[0]["rope_theta"] == 5e5
 
 
 def test_factoring_trained_codebooks_is_told_and_not_frozen(make_run, tmp_path, capsys):
     draft = ["--draft-model", save_drafter(tmp_path / "drafter"), "--factored", "--no-cache"]
     run = make_run(*draft, "--batch-size", 2, given=["fit"])
-    run.trainer()
+    run.training.trainer()
     said = capsys.readouterr().err
     # The tables are random: a product of the embedding holds some of them.
     kept = int(said.partition("keep ")[2].partition("%")[0])
@@ -356,7 +363,7 @@ def test_prompts_are_answered_with_the_thinking_asked_for(thinking, count, make_
     run = make_run("--thinking", thinking)
     run.args.data = None
     run.data()
-    assert len(run.corpus()) == count
+    assert len(run.inputs.corpus()) == count
 
 
 def test_recall_without_greedy_answers_is_noted(make_run, capsys):
@@ -365,7 +372,18 @@ def test_recall_without_greedy_answers_is_noted(make_run, capsys):
     assert "eval: recall is skipped" in capsys.readouterr().err
 
 
-def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, target_path):
+def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, monkeypatch):
+    run = make_run(given=["fit", *OPTIONS])
+    monkeypatch.setattr(Inputs, "loaded", run.inputs.loaded)
+
+    def args_for(config):
+        # A target's config is read once: each has a folder of its own.
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        run.args.model = str(folder)
+        return run.training.drafter_args()
+
     for changes, theta in (
         ({"rope_theta": 5e5}, 5e5),
         ({"rope_theta": None, "rope_parameters": {"rope_theta": 3e5}}, 3e5),
@@ -375,14 +393,7 @@ def test_a_target_s_config_decides_what_is_not_chosen(tmp_path, make_run, target
         # As mlx-lm computes with it.
         ({"rope_theta": None}, 1e4),
     ):
-        run = make_run(given=["fit", *OPTIONS])
-        assert run.target.shape.num_layers == 4
-        config = tmp_path / "config"
-        config.mkdir(exist_ok=True)
         text = CONFIGS[DENSE] | {"model_type": "qwen3"} | changes
-        (config / "config.json").write_text(json.dumps(text))
-        run.args.model = str(config)
-        assert run.drafter_args().rope_parameters[0]["rope_theta"] == theta
+        assert args_for(text).rope_parameters[0]["rope_theta"] == theta
     del text["intermediate_size"]
-    (config / "config.json").write_text(json.dumps(text))
-    assert run.drafter_args().intermediate_size == 96
+    assert args_for(text).intermediate_size == 96

@@ -129,7 +129,7 @@ def extend_rows(
         positions (sequence): Absolute position of each sequence's first row.
         keeps (sequence): How many of its rows each sequence keeps.
     """
-    if len(contexts) == 1 or not takes_batches(proposer):
+    if len(contexts) == 1 or taps is None or not takes_batches(proposer):
         for b, (context, position, keep) in enumerate(zip(contexts, positions, keeps, strict=True)):
             row_taps = None if taps is None else taps[b : b + 1, :keep]
             proposer.extend(context, tokens[b, :keep], row_taps, position)

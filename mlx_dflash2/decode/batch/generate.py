@@ -1,4 +1,4 @@
-"""Many prompts at once with a drafter, in mlx-lm's own terms."""
+"""Generate responses to many prompts at once with a drafter, with mlx-lm's arguments."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,9 +12,11 @@ from mlx_lm.generate_utils import BatchStats
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...drafter.model import Proposer
+from ..defaults import BATCH_MAX_TOKENS, COMPLETION_BATCH_SIZE, PREFILL_STEP_SIZE
 from ..judge import Judge
 from ..kv_quantization import KVQuantization
 from ..loop import Loop, check_ids
+from ..options import GenerationOptions, Sampler
 from ..session import DFlashPromptCache
 from ..stats import Stats
 from ..text import check_prompt, encode_prompt
@@ -27,7 +29,7 @@ def batch_generate(
     tokenizer: TokenizerWrapper | Any,
     prompts: Sequence[str | mx.array | list[int]],
     prompt_caches: Sequence[list[Any]] | None = None,
-    max_tokens: int | Sequence[int] = 128,
+    max_tokens: int | Sequence[int] = BATCH_MAX_TOKENS,
     verbose: bool = False,
     return_prompt_caches: bool = False,
     return_token_ids: bool = False,
@@ -36,11 +38,11 @@ def batch_generate(
     stats: Stats | None = None,
     **kwargs: Any,
 ) -> BatchResponse:
-    """Responses to a batch of prompts, as :func:`mlx_lm.batch_generate`.
+    """Generate responses to a batch of prompts, as :func:`mlx_lm.batch_generate`.
 
-    With a drafter every prompt's tokens are those that it would give on its own. Prompts are
+    With a drafter every prompt gets the tokens that it would get on its own. Prompts are
     processed one at a time, each in its own chunks and without padding; then one target pass
-    verifies a block of every sequence, and each keeps what it accepts.
+    verifies a block of every sequence, and each sequence keeps the drafts that it accepts.
 
     Args:
         model (nn.Module): The target, from mlx-lm.
@@ -68,11 +70,16 @@ def batch_generate(
         tokenizer = TokenizerWrapper(tokenizer)
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     if draft_model is None:
-        returns = (return_prompt_caches, return_token_ids, return_logprobs)
-        prompts = [prompt.tolist() for prompt in encoded]
-        return mlx_lm.batch_generate(
-            model, tokenizer, prompts, prompt_caches, max_tokens, verbose, *returns, **kwargs
-        )
+        kwargs |= {
+            "prompts": [prompt.tolist() for prompt in encoded],
+            "prompt_caches": prompt_caches,
+            "max_tokens": max_tokens,
+            "verbose": verbose,
+            "return_prompt_caches": return_prompt_caches,
+            "return_token_ids": return_token_ids,
+            "return_logprobs": return_logprobs,
+        }
+        return mlx_lm.batch_generate(model, tokenizer, **kwargs)
     stats = Stats() if stats is None else stats
     kwargs |= {"return_prompt_caches": return_prompt_caches, "return_logprobs": return_logprobs}
     progress = _Progress(len(encoded), verbose)
@@ -93,7 +100,7 @@ def batch_generate(
     return BatchResponse(
         [tokenizer.decode(row.tokens) for row in rows],
         _batch_stats(stats, time.perf_counter() - start),
-        [row.prompt_cache for row in rows] if return_prompt_caches else None,
+        [row.prompt_cache or [] for row in rows] if return_prompt_caches else None,
         [row.tokens for row in rows] if return_token_ids else None,
         [row.logprobs for row in rows] if return_logprobs else None,
     )
@@ -106,17 +113,17 @@ def decode_batch(
     eos_token_ids: Sequence[int],
     *,
     prompt_caches: Sequence[list[Any]] | None = None,
-    max_tokens: int | Sequence[int] = 128,
-    sampler: Callable[[mx.array], mx.array] | Sequence[Callable | None] | None = None,
+    max_tokens: int | Sequence[int] = BATCH_MAX_TOKENS,
+    sampler: Sampler | Sequence[Sampler | None] | None = None,
     logits_processors: Sequence[Any] | None = None,
     seed: int | None = None,
     block_size: int | None = None,
     verify_width: int | None = None,
-    completion_batch_size: int = 32,
-    prefill_step_size: int = 2048,
+    completion_batch_size: int = COMPLETION_BATCH_SIZE,
+    prefill_step_size: int = PREFILL_STEP_SIZE,
     return_prompt_caches: bool = False,
     return_logprobs: bool = False,
-    stream: mx.Stream | mx.ThreadLocalStream = generation_stream,
+    stream: Any = generation_stream,
     stats: Stats | None = None,
     on_finish: Callable[[Answer], None] = lambda _: None,
 ) -> list[Answer]:
@@ -126,12 +133,13 @@ def decode_batch(
         sampler (callable or list, optional): As in :func:`dflash_generate_step`, for all prompts
           or one for each. Default: ``None``, greedy.
         logits_processors (list, optional): Processors for all prompts, or a list of them for
-          each; those that keep a state need a list for each.
+          each prompt, which processors with a state need.
         seed (int, optional): Prompt i draws as on its own with ``seed + i``.
         block_size, verify_width (int, optional): As in :func:`dflash_generate_step`.
         completion_batch_size (int): The most sequences to decode at a time; the others wait for
           a free place. Default: ``32``.
         prefill_step_size (int): Prompt tokens to process at a time. Default: ``2048``.
+        stream (mx.Stream): The stream to compute on. Default: mlx-lm's own.
         on_finish (callable): Called with each row that has finished.
 
     Raises:
@@ -139,17 +147,17 @@ def decode_batch(
     """
     if completion_batch_size < 1:
         raise ValueError(
-            f"`completion_batch_size` has to be 1 or more but is {completion_batch_size}."
+            f"`completion_batch_size` is {completion_batch_size} but has to be 1 or more."
         )
     count, stats = len(prompts), Stats() if stats is None else stats
-    budgets = _for_each("max_tokens", max_tokens, count, isinstance(max_tokens, int))
-    caches = _for_each("prompt_caches", prompt_caches, count, prompt_caches is None)
-    if any(isinstance(cache, DFlashPromptCache) for cache in caches):
-        raise ValueError(
-            "`prompt_caches` holds a DFlashPromptCache, whose conversation a batch cannot go on "
-            "with; give its `caches`, the target's."
-        )
-    judges = _judges(count, sampler, logits_processors, seed)
+    shared = {
+        "block_size": block_size,
+        "verify_width": verify_width,
+        "prefill_step_size": prefill_step_size,
+    }
+    options = _options(count, max_tokens, sampler, logits_processors, seed, shared)
+    caches = _caches(count, prompt_caches)
+    judges = [Judge(own.sampler, own.logits_processors, own.seed) for own in options]
     loop = Loop(
         model,
         draft_model,
@@ -161,13 +169,14 @@ def decode_batch(
         adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
     )
     answers = []
-    for prompt, budget, cache, judge in zip(prompts, budgets, caches, judges, strict=True):
-        check_prompt(prompt, budget, prefill_step_size)
+    for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
+        check_prompt(prompt)
         with mx.stream(stream):
             check_ids(prompt, loop.target.num_embeddings)
-        left = float("inf") if budget == -1 else budget
         sequence = loop.open(judge, cache)
-        answers.append(Answer(sequence, prompt.astype(mx.uint32), left, return_prompt_caches))
+        answers.append(
+            Answer(sequence, prompt.astype(mx.uint32), own.token_limit, return_prompt_caches)
+        )
     if not answers:
         return answers
     check_batchable([answer.sequence.caches for answer in answers])
@@ -187,25 +196,53 @@ def decode_batch(
     return answers
 
 
-def _judges(count: int, sampler: Any, logits_processors: Any, seed: int | None) -> list[Judge]:
-    """One for each prompt: what it counts and draws is its own."""
+def _options(
+    count: int,
+    max_tokens: int | Sequence[int],
+    sampler: Any,
+    logits_processors: Any,
+    seed: int | None,
+    shared: dict[str, Any],
+) -> list[GenerationOptions]:
+    """Make the options of each prompt, which counts and draws on its own."""
+    budgets = _for_each("max_tokens", max_tokens, count, isinstance(max_tokens, int))
     samplers = _for_each("sampler", sampler, count, sampler is None or callable(sampler))
-    shared = not any(p is None or isinstance(p, list | tuple) for p in logits_processors or ())
-    processors = _for_each("logits_processors", logits_processors, count, shared)
-    seeds = [None if seed is None else seed + i for i in range(count)]
-    return [Judge(*row) for row in zip(samplers, processors, seeds, strict=True)]
+    flat = not any(p is None or isinstance(p, list | tuple) for p in logits_processors or ())
+    processors = _for_each("logits_processors", logits_processors, count, flat)
+    return [
+        GenerationOptions(
+            max_tokens=budgets[i],
+            sampler=samplers[i],
+            logits_processors=processors[i],
+            seed=None if seed is None else seed + i,
+            **shared,
+        )
+        for i in range(count)
+    ]
+
+
+def _caches(count: int, prompt_caches: Any) -> Sequence[list[Any] | None]:
+    caches = _for_each("prompt_caches", prompt_caches, count, prompt_caches is None)
+    if any(isinstance(cache, DFlashPromptCache) for cache in caches):
+        raise ValueError(
+            "`prompt_caches` holds a DFlashPromptCache but has to hold lists of the target's "
+            "caches, such as its `caches`: a batch does not go on with a conversation."
+        )
+    return caches
 
 
 def _for_each(name: str, value: Any, count: int, shared: bool) -> Sequence[Any]:
-    """One value for each prompt."""
+    """Return one value for each prompt."""
     values = [value] * count if shared else list(value)
     if len(values) != count:
-        raise ValueError(f"`{name}` has {len(values)} entries but there are {count} prompts.")
+        raise ValueError(
+            f"`{name}` has {len(values)} entries but has to have {count}, one for each prompt."
+        )
     return values
 
 
 class _Progress:
-    """mlx-lm's line of progress."""
+    """Prints mlx-lm's line of progress."""
 
     def __init__(self, total: int, verbose: bool):
         self.finished, self.total, self.verbose = 0, total, verbose

@@ -11,6 +11,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import KVCache, QuantizedKVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors as mlx_lm_processors
 from support.proposers import PerRow, half, liar, oracle, rand
+from support.runs import model_of, plain_of
 from support.tiny import (
     CONFIGS,
     DENSE,
@@ -33,11 +34,6 @@ LENGTHS, BUDGETS = (20, 3, 33, 1, 16), (25, 24, 12, 1, 17)
 
 
 @cache
-def model_of(kind, bits=None):
-    return make_model(kind, bits=bits)
-
-
-@cache
 def tokenizer_of(eos=None):
     return make_tokenizer(eos)
 
@@ -46,7 +42,7 @@ def tokenizer_of(eos=None):
 def prompts_and_plain(kind, bits=None):
     key = mx.random.key(9)
     prompts = [mx.random.randint(0, VOCAB, (n,), key=key).tolist() for n in LENGTHS]
-    return prompts, [plain_tokens(model_of(kind, bits), p, max(BUDGETS)) for p in prompts]
+    return prompts, [plain_of(kind, tuple(p), max(BUDGETS), bits) for p in prompts]
 
 
 def stubs(prompts, plain, block=8):

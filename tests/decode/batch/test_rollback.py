@@ -155,7 +155,7 @@ def test_contexts_of_different_lengths(window, lengths):
     drafter = make_drafter(window)
     contexts, alone = [], []
     embeddings = mx.random.normal((len(lengths), 8, 64))
-    taps = mx.random.normal((len(lengths), max(lengths), 3 * 64))
+    taps = mx.random.normal((len(lengths), max(lengths), 2 * 64))
     for b, length in enumerate(lengths):
         contexts.append(drafter.make_context())
         if length:
@@ -182,7 +182,7 @@ def test_contexts_take_the_rows_that_were_kept(window):
     positions = [0, 7, 40]
     for kept in keeps:
         tokens = mx.zeros((3, width), mx.uint32)
-        taps = mx.random.normal((3, width, 3 * 64))
+        taps = mx.random.normal((3, width, 2 * 64))
         extend_rows(drafter, together, tokens, taps, positions, kept)
         for b, keep in enumerate(kept):
             drafter.extend(alone[b], tokens[b, :keep], taps[b : b + 1, :keep], positions[b])

@@ -1,0 +1,116 @@
+"""Make options and pairs of parsed arguments."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from ..decode.options import GenerationOptions
+from ..decode.sampling import Sampling, make_logits_processors, make_sampler
+from ..pairs.find import PairSources
+from ..pairs.load import Pair, load_pair
+from .console import note
+from .dense import check_dense, unpack
+
+SAMPLING = (
+    "temp",
+    "top_p",
+    "min_p",
+    "min_tokens_to_keep",
+    "top_k",
+    "xtc_probability",
+    "xtc_threshold",
+)
+PROCESSORS = (
+    "logit_bias",
+    "repetition_penalty",
+    "repetition_context_size",
+    "presence_penalty",
+    "presence_context_size",
+    "frequency_penalty",
+    "frequency_context_size",
+)
+OPTIONS = (
+    "max_tokens",
+    "block_size",
+    "verify_width",
+    "seed",
+    "max_kv_size",
+    "prefill_step_size",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+    "stop",
+)
+
+
+def generation_options(args: argparse.Namespace) -> GenerationOptions:
+    """Make the options of a generation, before any weights are read.
+
+    Raises:
+        ValueError: in one line, naming the option that is out of range.
+    """
+    return GenerationOptions.for_text(
+        sampler=make_sampler(**_named(args, SAMPLING)),
+        logits_processors=make_logits_processors(**_named(args, PROCESSORS)),
+        **_named(args, OPTIONS),
+    )
+
+
+def fit_to_tokenizer(
+    options: GenerationOptions, args: argparse.Namespace, tokenizer: TokenizerWrapper
+) -> GenerationOptions:
+    """Add the tokens that XTC sampling spares, and check ids that are given as arguments.
+
+    Raises:
+        ValueError: if there is no token of an id.
+    """
+    # MLX does not check indices: one beyond the logits has undefined effects.
+    size = len(tokenizer.get_vocab())
+    for token in args.logit_bias or ():
+        if not 0 <= token < size:
+            raise ValueError(
+                f"`logit_bias` names token {token} but has to name tokens from 0 to {size - 1}."
+            )
+    sampler = options.sampler
+    if isinstance(sampler, Sampling):
+        special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)
+        sampler = replace(sampler, xtc_special_tokens=special)
+    return replace(options, sampler=sampler)
+
+
+def read_pair(
+    sources: PairSources,
+    args: argparse.Namespace,
+    tokenizer_config: dict[str, Any] | None = None,
+) -> Pair:
+    """Print the notes about a pair, and read its weights.
+
+    Args:
+        sources (PairSources): From :func:`mlx_dflash2.pairs.find.find_pair`.
+        args (argparse.Namespace): With those of :func:`add_model_arguments`.
+        tokenizer_config (dict, optional): More settings of the tokenizer.
+    """
+    check_dense(args)
+    for text in sources.notes:
+        note(text)
+    trust = {"trust_remote_code": args.trust_remote_code}
+    pair = load_pair(
+        sources,
+        adapter_path=args.adapter_path,
+        tokenizer_config=(tokenizer_config or {}) | trust,
+        model_config={"quantize_activations": args.quantize_activations},
+        lazy=args.dense,
+        **trust,
+    )
+    if args.dense:
+        unpack(pair.drafter, pair.model)
+    for token in args.extra_eos_token:
+        pair.tokenizer.add_eos_token(token)
+    return pair
+
+
+def _named(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names}

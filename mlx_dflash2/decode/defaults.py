@@ -1,0 +1,15 @@
+"""Defaults of options, for functions and flags alike; mlx-lm's own where it has the option."""
+
+# Tokens to generate.
+MAX_TOKENS = 256
+GENERATE_MAX_TOKENS = 100
+CHAT_MAX_TOKENS = 256
+BATCH_MAX_TOKENS = 128
+
+# Prompt tokens to process at a time, and sequences to decode side by side.
+PREFILL_STEP_SIZE = 2048
+COMPLETION_BATCH_SIZE = 32
+
+# Quantized key-value caches: numbers that share a scale, and the first token to quantize at.
+KV_GROUP_SIZE = 64
+QUANTIZED_KV_START = 5000
