@@ -9,6 +9,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from ..drafter.model import Proposal
 from .accept import accept_greedy, accept_sampled
+from .constraint import Constraint
 from .host import integer, integers
 from .sampling import PureProcessor, Sampling, check_seed
 
@@ -58,7 +59,8 @@ class Judge:
 
     Args:
         sampler (callable, optional): Default: ``None``, greedy.
-        logits_processors (sequence, optional): As in mlx-lm.
+        logits_processors (sequence, optional): As in mlx-lm; one of them may be a
+            :class:`Constraint`.
         seed (int, optional): Makes the draws repeatable and leaves ``mx.random`` alone. Default:
             ``None``, which takes one number from ``mx.random``.
     """
@@ -70,7 +72,12 @@ class Judge:
         seed: int | None = None,
     ):
         self.sampler = sampler or greedy_sampler
-        self.processors = list(logits_processors or ())
+        given = list(logits_processors or ())
+        constraints = [p for p in given if isinstance(p, Constraint)]
+        if len(constraints) > 1:
+            raise ValueError("`logits_processors` holds more than one constraint.")
+        self.constraint = constraints[0] if constraints else None
+        self.processors = [p for p in given if not isinstance(p, Constraint)]
         if isinstance(sampler, Sampling):
             self.rule = REJECTION if sampler.temp > 0 else GREEDY
         else:
@@ -102,6 +109,11 @@ class Judge:
                 "vocabulary; 0 keeps all tokens."
             )
 
+        if self.constraint is not None and self.constraint.vocab_size != size:
+            raise ValueError(
+                f"The constraint is for {self.constraint.vocab_size} tokens but the target has "
+                f"{size}."
+            )
         ids = {
             "xtc_special_tokens": () if self.sampling is None else self.sampling.xtc_special_tokens
         }
@@ -160,6 +172,8 @@ class Judge:
             numbers were finite, whether the target's were, and the tokens; and the rows of log
             probabilities.
         """
+        if self.constraint is not None:
+            logits = self.constraint.apply(logits, integers(proposal.tokens))
         if self.processors:
             rows = [
                 self._process(logits[i : i + 1], proposal.tokens[:i], history)
@@ -179,6 +193,8 @@ class Judge:
         tokens: list[int] = []
         logprobs: list[mx.array] = []
         drafts, reads = integers(proposal.tokens), 2
+        if self.constraint is not None:
+            logits = self.constraint.apply(logits, drafts)
         for i in range(logits.shape[0]):
             row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
             total = mx.logsumexp(row, axis=-1, keepdims=True)
@@ -204,6 +220,22 @@ class Judge:
                 break
         mx.eval(logprobs)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
+
+    def forced(self, most: int) -> Proposal | None:
+        """Drafts that need no drafter because nothing else may follow; ``None`` for none."""
+        tokens = [] if self.constraint is None else self.constraint.forced(most)
+        return Proposal(mx.array(tokens, mx.uint32), mx.array(True)) if tokens else None
+
+    def cut(self, proposal: Proposal) -> Proposal:
+        """Cut a proposal before the first draft that may not follow, which takes a host read."""
+        if self.constraint is None:
+            return proposal
+        return proposal.first(self.constraint.allowed(integers(proposal.tokens)))
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Note tokens that were emitted."""
+        if self.constraint is not None:
+            self.constraint.accept(tokens)
 
     def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
         if self.processors and history is not None:

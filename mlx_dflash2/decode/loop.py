@@ -337,6 +337,11 @@ class Loop:
         proposals = [Proposal.none() for _ in sequences]
         # A sequence with room for one token takes no key, as on its own.
         places = [index for index, width in enumerate(widths) if width > 1]
+        for index in places:
+            # What a constraint forces is drafted for free.
+            forced = sequences[index].judge.forced(widths[index] - 1)
+            proposals[index] = proposals[index] if forced is None else forced
+        places = [index for index in places if not proposals[index].tokens.size]
         if not places:
             return proposals
         drafting = [sequences[index] for index in places]
@@ -360,7 +365,9 @@ class Loop:
             if not lazy:
                 mx.async_eval([x for proposal in found for x in proposal if x is not None])
             for index, proposal in zip(places, found, strict=True):
-                proposals[index] = proposal
+                judge = sequences[index].judge
+                proposals[index] = judge.cut(proposal)
+                self.stats.host_reads += judge.constraint is not None
         self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
         return proposals
 

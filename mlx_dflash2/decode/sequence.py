@@ -64,6 +64,7 @@ class Sequence:
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
         if self.history is not None:
             self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+        self.judge.accept(emitted)
         self.session.append(rows)
         if not self.answering:
             self.answering = True

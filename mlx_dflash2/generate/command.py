@@ -10,6 +10,7 @@ from mlx_lm.generate import str2bool
 from ..cli.arguments import (
     add_cache_arguments,
     add_drafting_arguments,
+    add_grammar_arguments,
     add_max_tokens_argument,
     add_model_arguments,
     add_prompt_arguments,
@@ -18,7 +19,7 @@ from ..cli.arguments import (
     add_unsupported_arguments,
     safetensors_file,
 )
-from ..cli.build import fit_to_tokenizer, generation_options, read_pair
+from ..cli.build import fit_to_tokenizer, generation_options, make_constraint, read_pair
 from ..cli.console import note, prefill_progress, run
 from ..decode.cache_file import CacheFile, read_cache_file
 from ..decode.defaults import GENERATE_MAX_TOKENS
@@ -29,6 +30,7 @@ from ..decode.stats import Stats
 from ..decode.text import chat_prompt
 from ..pairs.find import find_pair
 from ..pairs.load import Pair
+from ..targets import bind
 
 UNSUPPORTED = {
     "--image": "images are not drafted for; use mlx_lm.generate",
@@ -49,6 +51,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(parser)
     add_cache_arguments(parser)
     add_stop_argument(parser)
+    add_grammar_arguments(parser)
     parser.add_argument(
         "--prompt-cache-file",
         default=None,
@@ -92,6 +95,9 @@ def _command(args: argparse.Namespace) -> None:
     )
     pair = read_pair(sources, args, tokenizer_config)
     options = fit_to_tokenizer(options, args, pair.tokenizer)
+    constraint = make_constraint(args, pair, bind(pair.model).vocab_size)
+    processors = [*(options.logits_processors or ()), *constraint]
+    options = replace(options, logits_processors=processors)
     tokens = chat_prompt(
         pair.tokenizer,
         prompt,

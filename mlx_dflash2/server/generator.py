@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 from queue import Empty
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 from jinja2 import TemplateError
@@ -12,16 +12,20 @@ from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.server import ResponseGenerator
 
 from ..decode.batch.decoder import Answer, BatchDecoder
+from ..decode.constraint import Constraint
 from ..decode.kv_quantization import KVQuantization
 from ..decode.loop import Loop
 from ..decode.stats import Stats
 from .errors import ApiError, invalid
-from .job import Job, Prompt
+from .job import REASONING, Job, Prompt
 from .metrics import Metrics
 from .pair import PairProvider
 from .schema import Request
 from .spill import PromptFolder
 from .store import PromptStore
+
+if TYPE_CHECKING:
+    from ..decode.grammar import GrammarVocabulary
 
 # How long the idle thread waits before it looks whether it has to stop.
 IDLE_SECONDS = 0.1
@@ -64,6 +68,7 @@ class Generator(ResponseGenerator):
         )
         self.batch_size = 1 if provider.one_at_a_time else provider.cli_args.decode_concurrency
         self._tokenizing = threading.Lock()
+        self._vocabulary: GrammarVocabulary | None = None
         tokenizer = provider.tokenizer
         # What XTC leaves alone, as in mlx-lm.
         self.special_tokens = tokenizer.encode("\n") + list(tokenizer.eos_token_ids)
@@ -83,6 +88,7 @@ class Generator(ResponseGenerator):
         # Tokenizers of the tokenizers library cannot be used by two threads at once.
         with self._tokenizing:
             prompt = self._prompt(request)
+        constraint = None if request.json_schema is None else self._constraint(request, prompt)
         count, limit = len(prompt.tokens), provider.context_length
         if not count:
             raise invalid("prompt", "The prompt has no tokens.")
@@ -94,11 +100,37 @@ class Generator(ResponseGenerator):
                 "context_length_exceeded",
             )
         room = request.max_tokens if limit is None else min(request.max_tokens, limit - count)
-        return Job(request, prompt, provider.tokenizer, room, self.special_tokens, is_gone)
+        return Job(
+            request, prompt, provider.tokenizer, room, self.special_tokens, is_gone, constraint
+        )
 
     def submit(self, job: Job) -> None:
         """Hand a job to the generation thread."""
         self.requests.put(job)
+
+    def _constraint(self, request: Request, prompt: Prompt) -> Constraint:
+        """What holds the answer to its schema, from the end of its thoughts on."""
+        try:
+            from ..decode.grammar import JSON_SCHEMA, Grammar, GrammarVocabulary
+        except ImportError as error:
+            raise invalid(
+                "response_format",
+                "This server cannot follow schemas: install mlx-dflash2[structured].",
+                "unsupported_parameter",
+            ) from error
+        provider = self.model_provider
+        try:
+            with self._tokenizing:
+                if self._vocabulary is None:
+                    size = provider.target.vocab_size
+                    self._vocabulary = GrammarVocabulary(provider.tokenizer, size)
+            compiled = self._vocabulary.compile(JSON_SCHEMA, request.json_schema or "")
+        except ValueError as error:
+            raise invalid("response_format", str(error)) from error
+        thinks = prompt.state == REASONING
+        return Grammar(
+            self._vocabulary, compiled, provider.tokenizer.think_end_tokens if thinks else ()
+        )
 
     def _prompt(self, request: Request) -> Prompt:
         tokenizer = self.model_provider.tokenizer

@@ -10,6 +10,7 @@ from mlx_lm.generate import TextStateMachine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..decode.batch.decoder import REMOVED, Answer
+from ..decode.constraint import Constraint
 from ..decode.host import floats, integers
 from ..decode.judge import Decision, Judge
 from ..decode.loop import Loop
@@ -19,7 +20,9 @@ from ..decode.text import StopStrings, TextStream
 from .schema import Request
 from .store import PromptStore
 
-NORMAL = "normal"
+# OpenAI's number for tokens that are out of the question.
+LEAST_LOGPROB = -9999.0
+NORMAL, REASONING = "normal", "reasoning"
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Piece:
 class Outcome:
     """How an answer ended, and what it took.
 
-    ``stats`` are its rounds; ``fallback`` says why drafting stopped, if it did. Times in seconds.
+    ``stats`` are its rounds; ``fallback`` says why drafting stopped, and ``problem`` why the
+    schema ended the answer, if they did. Times in seconds.
     """
 
     finish_reason: str
@@ -73,6 +77,7 @@ class Outcome:
     completion_tokens: int
     stats: Stats
     fallback: str | None
+    problem: str | None
     prompt_time: float
     generation_time: float
 
@@ -95,6 +100,7 @@ class Job(Answer):
         max_tokens (int): The most tokens to generate.
         special_tokens (list of int): Those that XTC leaves alone.
         is_gone (callable): Whether the client has hung up.
+        constraint (Constraint, optional): What the answer has to follow.
 
     Attributes:
         events (SimpleQueue): A :class:`Piece` a round, and at last an :class:`Outcome` or the
@@ -111,9 +117,11 @@ class Job(Answer):
         max_tokens: int,
         special_tokens: list[int],
         is_gone: Callable[[], bool] = lambda: False,
+        constraint: Constraint | None = None,
     ):
         self.request, self.all_tokens, self.places = request, prompt.tokens, prompt.places
         self.special_tokens, self.left = special_tokens, max_tokens
+        self.constraint = constraint
         self.events: SimpleQueue[Piece | Outcome | BaseException] = SimpleQueue()
         self.cancelled, self.is_gone, self.keeps_caches = False, is_gone, True
         self.text = TextStream(tokenizer, StopStrings(tuple(request.stop)))
@@ -137,7 +145,10 @@ class Job(Answer):
         request = self.request
         judge = Judge(
             make_sampler(**request.sampling, xtc_special_tokens=self.special_tokens),
-            make_logits_processors(**request.processors),
+            [
+                *make_logits_processors(**request.processors),
+                *([] if self.constraint is None else [self.constraint]),
+            ],
             request.seed,
         )
         seeded = not judge.is_repeatable_at_any_width and request.verify_width != 1
@@ -199,6 +210,7 @@ class Job(Answer):
             len(self.tokens),
             sequence.stats,
             loop.stats.fallback if sequence.drafts else None,
+            None if self.constraint is None else self.constraint.problem,
             first - self.begun_at,
             now - first,
         )
@@ -226,7 +238,8 @@ class Job(Answer):
             best = mx.argpartition(-row, kth=max(0, count - 1))[:count]
             best = best[mx.argsort(-row[best])]
             ids = [token, *integers(best)]
-            values = floats(row[mx.array(ids)])
+            # A token that is not allowed has none; JSON has no infinity.
+            values = floats(mx.maximum(row[mx.array(ids)], LEAST_LOGPROB))
             found.append(
                 TokenLogprobs(token, values[0], list(zip(ids[1:], values[1:], strict=True)))
             )

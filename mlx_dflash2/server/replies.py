@@ -8,10 +8,10 @@ from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from .job import Outcome, Piece, TokenLogprobs
+from .job import REASONING, Outcome, Piece, TokenLogprobs
 from .schema import Request
 
-TOOL, REASONING = "tool", "reasoning"
+TOOL = "tool"
 # What mlx-lm's parsers raise for a call that is cut short or malformed.
 PARSE_ERRORS = (AttributeError, LookupError, SyntaxError, TypeError, ValueError)
 
@@ -199,7 +199,7 @@ def usage(outcome: Outcome) -> dict[str, Any]:
 
 
 def timings(outcome: Outcome) -> dict[str, Any]:
-    """Times and drafts under llama.cpp's names, and why drafting stopped, if it did."""
+    """Times and drafts under llama.cpp's names, and why drafting or the schema stopped."""
     stats = outcome.stats
     prompt, answer = outcome.prompt_tokens - outcome.cached_tokens, outcome.completion_tokens
     found: dict[str, Any] = {
@@ -217,6 +217,8 @@ def timings(outcome: Outcome) -> dict[str, Any]:
     }
     if outcome.fallback is not None:
         found["draft_stopped"] = outcome.fallback
+    if outcome.problem is not None:
+        found["schema_stopped"] = outcome.problem
     return found
 
 

@@ -74,6 +74,7 @@ class Request:
     sampling: dict[str, Any] = field(default_factory=dict)
     processors: dict[str, Any] = field(default_factory=dict)
     seed: int | None = None
+    json_schema: str | None = None
     stop: list[str] = field(default_factory=list)
     logprobs: bool = False
     top_logprobs: int = 0
@@ -117,6 +118,7 @@ def parse_request(body: Any, chat: bool, defaults: Defaults) -> Request:
         sampling=_sampling(fields, defaults),
         processors=_processors(fields, defaults.vocab_size),
         seed=fields.number("seed", None, 0, 2**64 - 1, int),
+        json_schema=_json_schema(fields),
         stop=_stop(fields),
         stream=fields.take("stream", bool) or False,
         include_usage=Fields(stream_options).take("include_usage", bool) or False,
@@ -216,6 +218,30 @@ def _stop(fields: Fields) -> list[str]:
         if type(text) is not str or not 0 < len(text) <= LONGEST_STOP:
             raise invalid("stop", f"`stop` has to hold strings of 1 to {LONGEST_STOP} characters.")
     return stops
+
+
+def _json_schema(fields: Fields) -> str | None:
+    """The schema that an answer has to follow, as JSON."""
+    given = fields.take("response_format", dict)
+    if given is None:
+        return None
+    kind, described = given.get("type"), given.get("json_schema")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return json.dumps({"type": "object"})
+    if kind != "json_schema":
+        raise invalid(
+            "response_format",
+            f"`response_format.type` is {kind!r} but has to be 'text', 'json_object' or "
+            "'json_schema'.",
+        )
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise invalid(
+            "response_format", "`response_format.json_schema.schema` has to be an object."
+        )
+    return json.dumps(schema)
 
 
 def _logprobs(fields: Fields, chat: bool) -> dict[str, Any]:

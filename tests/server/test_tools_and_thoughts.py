@@ -6,7 +6,7 @@ from io import BytesIO
 from types import SimpleNamespace
 
 import pytest
-from support.serving import Script, Served, chat, save_thinking_pair
+from support.serving import Script, Served, chat, joined, save_thinking_pair
 
 job = import_module("mlx_dflash2.server.job")
 theirs = import_module("mlx_lm.server")
@@ -106,21 +106,6 @@ def test_text_that_might_have_become_a_marker_is_not_lost(say):
     whole, chunks = say(TEXTS["half a marker"], max_tokens=200)
     assert whole["choices"][0]["message"]["content"] == "b <too"
     assert joined(chunks)["content"] == "b <too"
-
-
-def joined(chunks):
-    """The message that chunks add up to."""
-    message = {"role": "assistant", "content": None}
-    for chunk in chunks:
-        for name, part in chunk["choices"][0]["delta"].items():
-            if name == "tool_calls":
-                for call in part:
-                    calls = message.setdefault(name, [])
-                    assert call.pop("index") == len(calls)
-                    calls.append(call)
-            elif name != "role" and part:
-                message[name] = (message.get(name) or "") + part
-    return message
 
 
 @pytest.mark.parametrize("name", TEXTS)

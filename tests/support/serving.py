@@ -115,6 +115,21 @@ def text_of(chunks):
     return "".join(delta.get("content") or "" for delta in deltas)
 
 
+def joined(chunks):
+    """The message that chunks add up to."""
+    message = {"role": "assistant", "content": None}
+    for chunk in chunks:
+        for name, part in chunk["choices"][0]["delta"].items():
+            if name == "tool_calls":
+                for call in part:
+                    calls = message.setdefault(name, [])
+                    assert call.pop("index") == len(calls)
+                    calls.append(call)
+            elif name != "role" and part:
+                message[name] = (message.get(name) or "") + part
+    return message
+
+
 THINKING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 # mlx-lm finds the parser of tool calls by these words.
 TOOL_TEMPLATE = CHAT_TEMPLATE + "{# <tool_call> tool_call.name #}"
