@@ -10,7 +10,7 @@ test: .venv/installed ; $(BIN)/python -m pytest -n auto --durations=15
 test-slow: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
 	$(BIN)/python -m pytest -m slow --durations=15
-lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy
+lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy && $(BIN)/mypy --strict examples
 bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
 mutants: .venv/installed ; $(BIN)/python tools/mutants.py
 kernels: .venv/installed ; $(BIN)/python tools/launches.py

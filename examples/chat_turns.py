@@ -8,7 +8,8 @@ model, tokenizer = load(str(embedded.target_path()))
 drafter = load_drafter(embedded.drafter_path())
 prompt_cache = make_prompt_cache(model)
 
-messages, cached = [], []
+messages: list[dict[str, str]] = []
+cached: list[int] = []
 for question in ("What is the capital of France?", "And of Italy?"):
     messages.append({"role": "user", "content": question})
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)

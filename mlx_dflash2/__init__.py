@@ -10,7 +10,10 @@ from ._version import __version__
 from .lazy import lazy_names
 
 if TYPE_CHECKING:
-    from .checkpoint.load import load, load_drafter
+    from . import embedded
+    from .checkpoint.load import load_drafter
+    from .checkpoint.target import load
+    from .copies import CopyProposer
     from .decode.batch.generate import batch_generate
     from .decode.generate import dflash_generate_step, generate, stream_generate
     from .decode.sampling import make_logits_processors, make_sampler
@@ -23,6 +26,7 @@ else:
     del generate, _generate_command
 
 __all__ = [
+    "CopyProposer",
     "DFlashPromptCache",
     "Proposal",
     "Proposer",
@@ -42,14 +46,16 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "CopyProposer": ".copies",
         "DFlashPromptCache": ".decode.session",
         "Proposal": ".drafter",
         "Proposer": ".drafter",
         "Stats": ".decode.stats",
         "batch_generate": ".decode.batch.generate",
         "dflash_generate_step": ".decode.generate",
+        "embedded": ".embedded",
         "generate": ".decode.generate",
-        "load": ".checkpoint.load",
+        "load": ".checkpoint.target",
         "load_drafter": ".checkpoint.load",
         "make_logits_processors": ".decode.sampling",
         "make_sampler": ".decode.sampling",

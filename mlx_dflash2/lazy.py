@@ -14,13 +14,16 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     Args:
         package (str): The package's ``__name__``.
-        modules (mapping of str to str): The module of each public name, relative to the package.
+        modules (mapping of str to str): The module of each public name, relative to the package. A
+            module of the package itself can be a public name, too.
     """
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(modules[name], package), name)
+        module = importlib.import_module(modules[name], package)
+        # A public module stands for itself.
+        value = getattr(module, name, module)
         setattr(sys.modules[package], name, value)
         return value
 

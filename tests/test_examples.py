@@ -54,6 +54,7 @@ def test_examples_are_short(name):
     assert len(text.splitlines()) <= 40 and "argparse" not in text
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_example(running, name):
     out, err = running[name].communicate(timeout=240)

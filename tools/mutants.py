@@ -3,13 +3,14 @@
     python tools/mutants.py [NAME ...]
 
 Each mutant changes one line in a copy of the checkout and runs the tests that should turn red.
-Fails if one stays green. All of them take about half an hour on two cores.
+Fails if one stays green. All of them take about four minutes on two cores.
 """
 
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -113,7 +114,7 @@ MUTANTS = {
         "tests/decode/test_unknown_ids.py",
     ),
     "a drafter never parks": Mutant(
-        "decode/controller.py", "if not self.parked and gain < 1 - MARGIN:",
+        "decode/controller.py", "if not self.parked and self.drafts > 2 and gain < 1 - MARGIN:",
         "if not self.parked and gain < 0:", "tests/decode/test_controller.py",
     ),
     # Rollback
@@ -181,13 +182,18 @@ def apply(mutant: Mutant, folder: Path) -> str:
 def survives(mutant: Mutant, folder: Path) -> bool:
     """Run a mutant's tests in a copy; true if they stay green."""
     before = apply(mutant, folder)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", mutant.tests]
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        return are_green([mutant.tests], folder)
     finally:
         (folder / "mlx_dflash2" / mutant.file).write_text(before, encoding="utf-8")
+
+
+def are_green(tests: Sequence[str], folder: Path) -> bool:
+    """Run tests in a copy until one fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if done.returncode not in (0, 1):
-        raise RuntimeError(f"The tests of a mutant did not run:\n{done.stdout}{done.stderr}")
+        raise RuntimeError(f"The tests did not run:\n{done.stdout}{done.stderr}")
     return done.returncode == 0
 
 
@@ -203,11 +209,15 @@ def main(names: list[str]) -> None:
             source = ROOT / part
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / part)
-        for name in tqdm(names or list(MUTANTS), unit="mutant"):
+        names = names or list(MUTANTS)
+        # A test that is red without a mutant would be red for each.
+        if not are_green(sorted({MUTANTS[name].tests for name in names}), folder):
+            sys.exit("error: the tests fail without a mutant")
+        for name in tqdm(names, unit="mutant"):
             if survives(MUTANTS[name], folder):
                 alive.append(name)
                 tqdm.write(f"no test noticed: {name}")
-    print(f"{len(names or MUTANTS) - len(alive)} of {len(names or MUTANTS)} mutants were noticed")
+    print(f"{len(names) - len(alive)} of {len(names)} mutants were noticed")
     sys.exit(bool(alive))
 
 

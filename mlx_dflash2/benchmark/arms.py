@@ -1,6 +1,6 @@
 """The ways of decoding that a benchmark compares."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +10,14 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..copies import MAX_DRAFTS, CopyProposer
 from ..decode.defaults import PREFILL_STEP_SIZE
 from ..decode.generate import stream_generate
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
-from ..drafter.model import Drafter
+from ..drafter.model import Drafter, Proposer
 from ..evaluation.machine import num_bytes
+from .options import MAX_TOKENS
 
 PLAIN = "plain"
 
@@ -24,7 +26,7 @@ PLAIN = "plain"
 class BenchSettings:
     """Options that all arms share."""
 
-    max_tokens: int = 128
+    max_tokens: int = MAX_TOKENS
     top_p: float = 0.0
     top_k: int = 0
     prefill_step_size: int = PREFILL_STEP_SIZE
@@ -41,7 +43,8 @@ class Arm:
         drafter (Drafter, optional): For DFlash.
         draft_lm (nn.Module, optional): A small language model for mlx-lm's own speculation.
         num_draft_tokens (int): Its drafts per round.
-        verify_width (int, optional): Rows that the target verifies. Default: the block.
+        verify_width (int, optional): Rows that the target verifies. Default: adapted each round.
+        copies (bool): Also draft copies of the text; without a drafter nothing else.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Arm:
     draft_lm: nn.Module | None = None
     num_draft_tokens: int = 3
     verify_width: int | None = None
+    copies: bool = False
 
     @property
     def label(self) -> str:
@@ -58,14 +62,20 @@ class Arm:
 
     @property
     def is_plain(self) -> bool:
-        return self.drafter is None and self.draft_lm is None
+        return self.proposer is None and self.draft_lm is None
+
+    @property
+    def proposer(self) -> Proposer | None:
+        """The drafter, or copies with it or without one; ``None`` for mlx-lm's own ways."""
+        return CopyProposer(self.drafter) if self.copies else self.drafter
 
     @property
     def rows(self) -> int:
-        """Rows of a verify pass; 1 for plain decoding."""
+        """The most rows of a verify pass; 1 for plain decoding."""
         if self.draft_lm is not None:
             return self.num_draft_tokens + 1
-        return 1 if self.drafter is None else self.verify_width or self.drafter.block_size
+        block = 1 if self.drafter is None else self.drafter.block_size
+        return self.verify_width or max(block, MAX_DRAFTS + 1 if self.copies else 1)
 
     @property
     def draft_bytes(self) -> int:
@@ -81,15 +91,15 @@ class Arm:
         settings: BenchSettings,
         stats: Stats,
     ) -> Iterator[GenerationResponse]:
-        """Decode one prompt; only DFlash fills in ``stats``."""
+        """Decode one prompt; drafts of this package fill in ``stats``."""
         names = "max_tokens", "prefill_step_size"
         options: dict[str, Any] = {name: getattr(settings, name) for name in names}
         if self.temperature > 0:
             mx.random.seed(settings.seed)
             sampler = make_sampler(self.temperature, top_p=settings.top_p, top_k=settings.top_k)
             options["sampler"] = sampler
-        if self.drafter is not None:
-            options |= {"draft_model": self.drafter, "verify_width": self.verify_width}
+        if (proposer := self.proposer) is not None:
+            options |= {"draft_model": proposer, "verify_width": self.verify_width}
             return stream_generate(model, tokenizer, prompt, stats=stats, **options)
         if self.draft_lm is not None:
             options |= {"draft_model": self.draft_lm, "num_draft_tokens": self.num_draft_tokens}
@@ -102,13 +112,16 @@ def make_arms(
     verify_widths: list[int | None],
     draft_lm: nn.Module | None = None,
     num_draft_tokens: int = 3,
+    copies: Sequence[str] = ("off",),
 ) -> list[Arm]:
     """Make the arms to compare, plain decoding first at each temperature.
 
     Args:
         drafters (dict): By the name of their arm.
         temperatures, draft_lm, num_draft_tokens: As of :class:`Arm`.
-        verify_widths (list): ``None`` is a drafter's own block; larger widths are left out.
+        verify_widths (list): ``None`` adapts it; widths above a drafter's block are left out.
+        copies (sequence of str): ``off`` for the drafters, ``with`` for each of them and copies,
+            ``only`` for copies alone.
 
     Raises:
         ValueError: if a width is larger than every drafter's block.
@@ -122,14 +135,21 @@ def make_arms(
         arms.append(Arm(PLAIN, temperature))
         if draft_lm is not None:
             arms.append(Arm("mlx-lm draft model", temperature, None, draft_lm, num_draft_tokens))
+        if "only" in copies:
+            arms.append(Arm("copies", temperature, copies=True))
         for name, drafter in drafters.items():
             # Without its selector, a drafter drafts the same tokens at every temperature.
             if temperature != temperatures[0] and lacks_selector(drafter):
                 continue
             for width in verify_widths:
-                if width is None or width <= drafter.block_size:
-                    suffix = "" if width is None else f" width {width}"
+                if width is not None and width > drafter.block_size:
+                    continue
+                suffix = "" if width is None else f" width {width}"
+                if "off" in copies:
                     arms.append(Arm(name + suffix, temperature, drafter, verify_width=width))
+                if "with" in copies:
+                    both = f"{name} and copies{suffix}"
+                    arms.append(Arm(both, temperature, drafter, verify_width=width, copies=True))
     return arms
 
 

@@ -1,7 +1,7 @@
 """The `mlx_dflash2.benchmark` command."""
 
 import argparse
-import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,85 +12,31 @@ from typing import Any
 import mlx.nn as nn
 import mlx_lm
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tqdm import tqdm
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import read_drafter_args
-from ..cli.arguments import add_draft_model_argument, add_model_arguments
-from ..cli.build import read_pair
-from ..cli.console import note, run
-from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..checkpoint.load import UNQUANTIZED, read_drafter_args
+from ..cli.build import prefill_step_size, read_pair
+from ..cli.console import note
+from ..cli.dense import FLAG, unpack
+from ..cli.progress import Progress
 from ..decode.sampling import check_seed, make_sampler
-from ..evaluation.machine import fingerprint
-from ..evaluation.prompts import SUITES, digest, encode, read_chats
+from ..evaluation.machine import environment, fingerprint
+from ..evaluation.prompts import digest, encode, read_chats
 from ..pairs.find import find_pair
 from . import plots
 from .arms import BenchSettings, make_arms
-from .compare import compare, read
-from .measure import Bench
-from .report import markdown
-from .results import measure_all, models_of, prepare_drafters
-
-_COUNT = Range(1)
-# fmt: off
-_OPTIONS = (
-    Option("draft_bits", [(4, 8)], [], None,
-        "Also run the drafter quantized at load, an arm for each"),
-    Option("dflash1_model", str, None, None, "A DFlash 1 drafter of the same target"),
-    Option("draft_lm", str, None, None, "A small language model for mlx-lm's own speculation"),
-    Option("num_draft_tokens", int, None, _COUNT, "Its drafts per round (default: 3)"),
-    Option("no_selector", bool, False, None,
-        "Also run the drafter without its selector, at the first temperature: the best token of "
-        "each row"),
-    Option("verify_widths", [int], None, None,
-        "Rows of the block that the target verifies, an arm each (default: the block size)"),
-    Option("temps", [float], [0.0, 1.0], None, "Sampling temperatures (default: 0 1)"),
-    Option("top_p", float, 0.0, None, "Sampling top-p, at temperatures above 0"),
-    Option("top_k", int, 0, None, "Sampling top-k, at temperatures above 0"),
-    Option("suites", [str], ["built-in"], None,
-        f"built-in, {', '.join(SUITES)}, or JSONL files of prompts or chats (default: built-in)"),
-    Option("limit", int, None, _COUNT, "The most prompts per suite"),
-    Option("thinking", ("on", "off", "both"), None, None,
-        "For chat templates with enable_thinking (default: both for these)"),
-    Option("max_tokens", int, BenchSettings.max_tokens, _COUNT, "Tokens per answer", "-m"),
-    Option("trials", int, 1, _COUNT, "Runs of every prompt"),
-    Option("prefill_step_size", int, BenchSettings.prefill_step_size, _COUNT, "As in mlx_lm"),
-    Option("seed", int, 0, None, "PRNG seed"),
-    Option("recall", bool, False, None, "Also measure recall, teacher forced"),
-    Option("recall_stride", int, None, _COUNT,
-        "Tokens from one anchor to the next (default: 4)"),
-    Option("json", Path, None, None, "Write all results to this file"),
-    Option("plots", Path, None, None, "Write plots into this folder"),
-)
-# fmt: on
-
-
-def setup_arg_parser() -> argparse.ArgumentParser:
-    """Set up and return the argument parser."""
-    parser = argparse.ArgumentParser(
-        prog="mlx_dflash2.benchmark",
-        description="Compare ways of decoding a target. `compare A.json B.json` compares two runs.",
-    )
-    add_model_arguments(parser)
-    add_draft_model_argument(parser)
-    add_options(parser, _OPTIONS)
-    return parser
-
-
-def setup_compare_parser() -> argparse.ArgumentParser:
-    """Set up and return the argument parser of `compare`."""
-    parser = argparse.ArgumentParser(
-        prog="mlx_dflash2.benchmark compare", description="Compare the results of two runs."
-    )
-    parser.add_argument("first", help="A file that --json has written")
-    parser.add_argument("second", help="Another one")
-    return parser
+from .compare import compare
+from .file import FORMAT, KIND, read, unfinished, write
+from .measure import Bench, Sample
+from .report import report
+from .results import audits, figures, models_of, prepare_drafters
+from .tables import Part, markdown, terminal
 
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on stderr if that is a terminal."""
-    with tqdm(total=total, leave=False, disable=None) as bar:
+    with Progress(total=total, leave=False) as bar:
 
         def update(text: str) -> None:
             bar.set_description(text, refresh=False)
@@ -99,15 +45,30 @@ def _progress(total: int) -> Iterator[Callable[[str], None]]:
         yield update
 
 
-def _command(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command, or `compare`."""
+    if hasattr(args, "first"):
+        print(compare(read(args.first), read(args.second)))
+    else:
+        _measure(args)
+
+
+def _measure(args: argparse.Namespace) -> None:
     settings = _check(args)
     chats = read_chats(args.suites, args.limit)
     # The pair's own drafter is as it is stored; quantized ones are further arms.
-    sources = find_pair(args.model, args.draft_model)
+    sources = find_pair(
+        args.model, args.draft_model, revision=args.revision, draft_bits=UNQUANTIZED
+    )
     pair = read_pair(sources, args)
     prompts = encode(chats, pair.tokenizer, args.thinking)
     drafters = prepare_drafters(
-        pair.drafter, sources.drafter, args.draft_bits, args.dflash1_model, args.no_selector
+        pair.drafter,
+        sources.drafter,
+        args.draft_bits,
+        args.dflash1_model,
+        args.no_selector,
+        args.dense,
     )
     longest = max(drafter.block_size for drafter in drafters.values())
     if args.recall and args.max_tokens < longest:
@@ -115,24 +76,70 @@ def _command(args: argparse.Namespace) -> None:
             f"--recall needs answers of a block: --max-tokens is {args.max_tokens} but has to be "
             f"{longest} or more."
         )
-    draft_lm = _draft_lm(args.draft_lm, pair.tokenizer) if args.draft_lm else None
+    draft_lm = _draft_lm(args, pair.tokenizer) if args.draft_lm else None
     arms = make_arms(
-        drafters, args.temps, args.verify_widths or [None], draft_lm, args.num_draft_tokens or 3
+        drafters,
+        args.temps,
+        args.verify_widths or [None],
+        draft_lm,
+        args.num_draft_tokens or 3,
+        args.copy_drafts,
     )
     bench = Bench(pair.model, pair.tokenizer, drafters, arms, prompts, settings, args.trials)
-    with _progress(bench.num_runs + len(arms)) as progress:
-        results = measure_all(bench, (args.recall_stride or 4) if args.recall else None, progress)
-    results["models"] = models_of(sources, args.dflash1_model, args.draft_lm)
-    results["prompts"] = {"sha256": digest(prompts), "count": len(prompts), "from": args.suites}
-    results["settings"] = asdict(settings) | {"trials": args.trials, "temps": args.temps}
-    results["settings"] |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
-    results["settings"] |= _model_changes(args)
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    settings_of_all = asdict(settings) | {"trials": args.trials, "temps": args.temps}
+    settings_of_all |= {"draft_bits": args.draft_bits, "thinking": args.thinking}
+    settings_of_all["copy_drafts"] = args.copy_drafts
+    plan = {
+        "kind": KIND,
+        "format": FORMAT,
+        "environment": environment(),
+        "models": models_of(sources, args.dflash1_model, args.draft_lm),
+        "prompts": {"sha256": digest(prompts), "count": len(prompts), "from": args.suites},
+        "settings": settings_of_all | _model_changes(args) | {"arms": [a.label for a in arms]},
+    }
+    samples = [Sample(**run) for run in unfinished(args.json, plan)]
+    if samples:
+        note(f"Going on after {len(samples)} of {bench.num_runs} runs in {args.json}.")
+    results, stopped = _run(bench, plan, samples, args)
     if args.plots is not None:
         for file in plots.save(results, args.plots):
             note(f"wrote {file}")
-    print(markdown(results))
+    _print(report(results))
+    if stopped:
+        raise KeyboardInterrupt
+
+
+def _run(
+    bench: Bench, plan: dict[str, Any], samples: list[Sample], args: argparse.Namespace
+) -> tuple[dict[str, Any], bool]:
+    """Run what is left; return the results so far, and whether Ctrl-C stopped it."""
+
+    def save(samples: list[Sample]) -> dict[str, Any]:
+        results = plan | figures(bench, samples)
+        if args.json is not None:
+            write(args.json, results)
+        return results
+
+    with _progress(bench.num_runs + len(bench.arms)) as progress:
+        try:
+            bench.run(samples, progress, save)
+        except KeyboardInterrupt:
+            if not samples:
+                raise
+            return save(samples), True
+        stride = (args.recall_stride or 4) if args.recall else None
+        results = save(samples) | audits(bench, samples, stride, progress)
+    if args.json is not None:
+        write(args.json, results)
+    return results, False
+
+
+def _print(parts: list[Part]) -> None:
+    """Print a report: as Markdown, or on a terminal as wide as that is."""
+    if sys.stdout.isatty():
+        print(terminal(parts, shutil.get_terminal_size().columns))
+    else:
+        print(markdown(parts))
 
 
 def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
@@ -147,33 +154,21 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _draft_lm(path: str, tokenizer: TokenizerWrapper) -> nn.Module:
+def _draft_lm(args: argparse.Namespace, tokenizer: TokenizerWrapper) -> nn.Module:
     """Read a draft model for mlx-lm's speculation. As in mlx-lm, its vocabulary has to match."""
-    model, own, *_ = mlx_lm.load(path)
+    model, own, *_ = mlx_lm.load(args.draft_lm, lazy=args.dense)
     if own.vocab_size != tokenizer.vocab_size:
         raise ValueError(
             f"--draft-lm: its tokenizer has {own.vocab_size} tokens, the target's "
             f"{tokenizer.vocab_size}; their ids do not mean the same."
         )
+    if args.dense:
+        unpack(model, flag=f"{FLAG}, --draft-lm")
     return model
 
 
 def _check(args: argparse.Namespace) -> BenchSettings:
     """Refuse before the models are read what would fail after the measurement."""
-    above_0 = any(args.temps), "a temperature above 0"
-    for name, (used, needed) in {
-        "num_draft_tokens": (args.draft_lm, "--draft-lm"),
-        "recall_stride": (args.recall, "--recall"),
-        "top_p": above_0,
-        "top_k": above_0,
-    }.items():
-        if getattr(args, name) and not used:
-            raise ValueError(f"{flag(name)} has an effect only with {needed}.")
-    check_ranges(args, _OPTIONS)
-    if args.recall and 0 not in args.temps:
-        raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
     if args.plots is not None:
         plots.check()
     check_seed(args.seed)
@@ -185,14 +180,5 @@ def _check(args: argparse.Namespace) -> BenchSettings:
         generation = read_drafter_args(args.dflash1_model).generation
         if generation != 1:
             raise ValueError(f"--dflash1-model: {args.dflash1_model} is a DFlash {generation}.")
-    return BenchSettings(args.max_tokens, args.top_p, args.top_k, args.prefill_step_size, args.seed)
-
-
-def main() -> None:
-    """Run the command."""
-    if sys.argv[1:2] == ["compare"]:
-        pair = setup_compare_parser().parse_args(sys.argv[2:])
-        run(lambda: print(compare(read(pair.first), read(pair.second))))
-        return
-    args = setup_arg_parser().parse_args()
-    run(lambda: _command(args))
+    step = prefill_step_size(args.prefill_step_size)
+    return BenchSettings(args.max_tokens, args.top_p, args.top_k, step, args.seed)

@@ -70,7 +70,7 @@ class Bench:
     model: nn.Module
     tokenizer: TokenizerWrapper
     drafters: dict[str, Drafter]
-    arms: Sequence[Arm]
+    arms: list[Arm]
     prompts: Sequence[Prompt]
     settings: BenchSettings
     trials: int = 1
@@ -79,27 +79,44 @@ class Bench:
     def num_runs(self) -> int:
         return len(self.prompts) * self.trials * len(self.arms)
 
-    def run(self, progress: Callable[[str], None] = lambda _: None) -> list[Sample]:
+    def run(
+        self,
+        samples: list[Sample],
+        progress: Callable[[str], None] = lambda _: None,
+        save: Callable[[list[Sample]], object] = lambda _: None,
+    ) -> None:
         """Warm every arm up on a short prompt, then run all of them in turns.
 
         The arms take turns on every prompt, and each trial starts with another arm, so that drift
         of the machine affects all of them alike.
 
-        ``progress`` is called with a description before each run.
+        Args:
+            samples (list of Sample): Runs of an earlier start; new ones are appended, a whole
+                prompt at a time.
+            progress (callable): Called with a description before each run.
+            save (callable): Called with all samples after each prompt.
         """
+        done = {run.prompt for run in samples}
+        if len(done) == len(self.prompts):
+            return
         for arm in self.arms:
             progress(f"warm-up, {arm.label}")
             short = Prompt("", "", self.prompts[0].tokens[:WARM_UP_TOKENS])
             self._run_one(arm, short, -1, 0, WARM_UP_TOKENS)
-        samples = []
         for index, prompt in enumerate(self.prompts):
+            if index in done:
+                for arm in self.arms * self.trials:
+                    progress(f"{prompt.suite}, {arm.label}")
+                continue
             gc.collect()
+            runs = []
             for trial in range(self.trials):
                 first = (index + trial) % len(self.arms)
                 for arm in [*self.arms[first:], *self.arms[:first]]:
                     progress(f"{prompt.suite}, {arm.label}")
-                    samples.append(self._run_one(arm, prompt, index, trial))
-        return samples
+                    runs.append(self._run_one(arm, prompt, index, trial))
+            samples.extend(runs)
+            save(samples)
 
     def _run_one(
         self, arm: Arm, prompt: Prompt, index: int, trial: int, max_tokens: int | None = None
@@ -133,7 +150,7 @@ class Bench:
             sum(drafted),
             weights + max(0, mx.get_peak_memory() - before),
             0 if arm.draft_lm is None else rounds_of(drafted),
-            asdict(stats) if arm.drafter is not None else {},
+            asdict(stats) if arm.proposer is not None else {},
         )
 
 

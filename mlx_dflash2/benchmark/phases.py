@@ -5,11 +5,10 @@ the ordinary runs.
 """
 
 from collections.abc import Sequence
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate import generation_stream
+from mlx_lm.generate import generation_stream, wired_limit
 
 from ..decode.clock import Clock
 from ..decode.judge import Judge
@@ -17,26 +16,33 @@ from ..decode.kv_quantization import KVQuantization
 from ..decode.loop import Loop
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
-from ..drafter.model import Drafter
+from ..drafter.model import Proposer
 from .arms import Arm, BenchSettings
 
 
 def time_phases(
-    model: nn.Module, arm: Arm, drafter: Drafter, prompt: Sequence[int], settings: BenchSettings
+    model: nn.Module, arm: Arm, proposer: Proposer, prompt: Sequence[int], settings: BenchSettings
 ) -> dict[str, float]:
-    """Measure one answer of an arm with its DFlash drafter.
+    """Measure one answer of an arm that drafts.
 
     Returns:
         dict: Seconds a round for each of :data:`mlx_dflash2.decode.clock.PHASES`. Each includes
         the building of its graph; host is what passes between rounds.
     """
+    with wired_limit(model):
+        return _time_phases(model, arm, proposer, prompt, settings)
+
+
+def _time_phases(
+    model: nn.Module, arm: Arm, proposer: Proposer, prompt: Sequence[int], settings: BenchSettings
+) -> dict[str, float]:
     clock, stats = Clock(), Stats()
     sampler = None
     if arm.temperature > 0:
         sampler = make_sampler(arm.temperature, top_p=settings.top_p, top_k=settings.top_k)
     loop = Loop(
         model,
-        cast(Drafter, arm.drafter),
+        proposer,
         generation_stream,
         stats,
         kv_quantization=KVQuantization(),

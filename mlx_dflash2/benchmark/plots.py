@@ -22,8 +22,8 @@ def check() -> None:
 def save(results: dict[str, Any], folder: Path) -> list[Path]:
     """Write every plot that the results have figures for, and return the files."""
     figures = {
-        "acceptance_by_position": _positions(results["mean"]),
-        "speedup": _speedups(results["mean"]),
+        "acceptance_by_position": _positions(results["overall"]),
+        "speedup": _speedups(results["overall"]),
         "round_time": _round_times(results["phases"]),
     }
     for label, found in results.get("recall", {}).items():
@@ -32,16 +32,20 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     return [save_figure(f, folder / f"{name}.png") for name, f in figures.items() if f is not None]
 
 
-def _positions(mean: dict[str, Any]) -> "Figure | None":
+def _positions(overall: dict[str, Any]) -> "Figure | None":
     name = "acceptance_by_position"
-    lines = {label: summary[name] for label, summary in mean.items() if summary.get(name)}
+    lines = {
+        f"{label}, {summary['drafted_at'][0]} rounds": summary[name]
+        for label, summary in overall.items()
+        if summary.get(name)
+    }
     return line_plot("Drafts accepted, by position", lines, "share of drafts") if lines else None
 
 
-def _speedups(mean: dict[str, Any]) -> "Figure | None":
+def _speedups(overall: dict[str, Any]) -> "Figure | None":
     arms = {
         label: summary
-        for label, summary in mean.items()
+        for label, summary in overall.items()
         if summary.get("speedup") and summary.get("acceptance_pooled")
     }
     if not arms:
@@ -49,16 +53,20 @@ def _speedups(mean: dict[str, Any]) -> "Figure | None":
     figure = new_figure()
     axes = figure.subplots()
     values = [summary["speedup"] for summary in arms.values()]
-    lows, highs = zip(*(summary["speedup_spread"] for summary in arms.values()), strict=True)
+    # A single run has no interval.
+    intervals = [s["speedup_interval"] or [s["speedup"]] * 2 for s in arms.values()]
     errors = [
-        [max(0, value - low) for value, low in zip(values, lows, strict=True)],
-        [max(0, high - value) for value, high in zip(values, highs, strict=True)],
+        [max(0, value - low) for value, (low, _) in zip(values, intervals, strict=True)],
+        [max(0, high - value) for value, (_, high) in zip(values, intervals, strict=True)],
     ]
-    axes.barh(list(arms), values, xerr=errors, capsize=3)
-    axes.axvline(1, color="black", linewidth=1)
+    names = [f"{label}\n{summary['runs']} runs" for label, summary in arms.items()]
+    bars = axes.barh(names, values, xerr=errors, capsize=3)
+    axes.bar_label(bars, [f" {value:.2f}" for value in values], label_type="edge", padding=3)
+    axes.axvline(1, color="black", linewidth=1, label="plain mlx-lm")
+    axes.legend()
     axes.invert_yaxis()
     axes.set_xlabel("times the decoding speed of plain mlx-lm")
-    axes.set_title("Speed-up, from the lowest to the highest run")
+    axes.set_title("Speed-up of all runs, with 95 % intervals")
     return figure
 
 
@@ -70,7 +78,8 @@ def _round_times(phases: dict[str, Any]) -> "Figure | None":
     starts = [0.0] * len(phases)
     for name in PHASES:
         widths = [seconds[name] * 1e3 for seconds in phases.values()]
-        axes.barh(list(phases), widths, left=starts, label=name)
+        bars = axes.barh(list(phases), widths, left=starts, label=name)
+        axes.bar_label(bars, [f"{width:.1f}" for width in widths], label_type="center")
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
     axes.invert_yaxis()
     axes.set(xlabel="ms a round, waiting for each phase", title="Time of a round")

@@ -1,10 +1,13 @@
-"""Report the results of a benchmark as Markdown."""
+"""Report the results of a benchmark in tables."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..decode.clock import PHASES
+from .tables import Part, Table
 
+# The highest rate of a single run by the lowest; more says that the machine was disturbed.
+MOST_SPREAD = 2
 Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
 
 
@@ -13,38 +16,41 @@ def number(value: float | None, digits: int = 2) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
-def with_spread(summary: dict[str, Any], name: str, unit: str = "") -> str:
-    """Format a median with the lowest and the highest value."""
-    value, spread = summary.get(name), summary.get(f"{name}_spread")
-    if value is None or spread is None:
-        return number(value)
-    return f"{value:.2f}{unit} ({spread[0]:.2f}–{spread[1]:.2f})"
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def with_interval(summary: dict[str, Any], name: str, unit: str = "") -> str:
+    """Format a figure with the interval around it; ``!`` marks runs that differ twofold."""
+    value, interval = summary.get(name), summary.get(f"{name}_interval")
+    if value is None or interval is None:
+        return number(value) + (unit if value is not None else "")
+    low, high = summary[f"{name}_spread"]
+    mark = " !" if high > MOST_SPREAD * low else ""
+    return f"{value:.2f}{unit} ({interval[0]:.2f}–{interval[1]:.2f}){mark}"
 
 
 COLUMNS: Columns = (
-    ("acceptance length, per request", lambda s: number(s.get("acceptance_per_request"))),
-    ("pooled", lambda s: number(s.get("acceptance_pooled"))),
-    ("decode tokens/s", lambda s: with_spread(s, "decode_tps")),
-    ("speed-up, decode", lambda s: with_spread(s, "speedup", " ×")),
-    ("end to end tokens/s", lambda s: number(s.get("total_tps"))),
-    ("speed-up, end to end", lambda s: with_spread(s, "total_speedup", " ×")),
-    ("prefill tokens/s", lambda s: number(s.get("prompt_tps"), 1)),
+    ("runs", lambda s: str(s["runs"])),
+    ("acceptance length", lambda s: with_interval(s, "acceptance_pooled")),
+    ("per request", lambda s: number(s["acceptance_per_request"])),
+    ("decode tokens/s", lambda s: with_interval(s, "decode_tps")),
+    ("speed-up, decode", lambda s: with_interval(s, "speedup", " ×")),
+    ("end to end tokens/s", lambda s: with_interval(s, "total_tps")),
+    ("speed-up, end to end", lambda s: with_interval(s, "total_speedup", " ×")),
+    ("prefill tokens/s", lambda s: number(s["prompt_tps"], 1)),
     ("peak memory GB", lambda s: number(s["memory"] / 1e9)),
 )
 
 
-def markdown(results: dict[str, Any]) -> str:
-    """Format the whole report."""
-    parts = [_heading(results), _mean_table(results), _suite_table(results)]
-    parts += [_positions(results), _phases(results), _parity(results)]
-    parts += [recall_markdown(*item) for item in results.get("recall", {}).items()]
-    return "\n\n".join(part for part in parts if part) + "\n"
+def report(results: dict[str, Any]) -> list[Part]:
+    """Return the tables and paragraphs of the whole report."""
+    parts: list[Part] = [
+        _heading(results),
+        _overall(results),
+        _spread(results),
+        _suite_table(results),
+    ]
+    parts += [*_positions(results), *_phases(results), *_parity(results)]
+    for item in results.get("recall", {}).items():
+        parts += recall_parts(*item)
+    return [part for part in parts if part]
 
 
 def _heading(results: dict[str, Any]) -> str:
@@ -55,54 +61,63 @@ def _heading(results: dict[str, Any]) -> str:
         f"{models}. {where['chip']}, {where['cores']} cores, {where['memory'] / 1e9:.0f} GB, "
         f"{where['os']}, MLX {versions['mlx']} on the {where['device']}, mlx-lm "
         f"{versions['mlx-lm']}. {prompts['count']} prompts (hash {prompts['sha256']}), at most "
-        f"{settings['max_tokens']} tokens each, {settings['trials']} trial(s). Rates are medians, "
-        "with the lowest and the highest run in brackets."
+        f"{settings['max_tokens']} tokens each, {settings['trials']} trial(s). Rates are all "
+        "tokens by all seconds; in brackets is where 95 % of the figures of resampled runs lie."
+        + ("" if results["complete"] else f" INTERRUPTED: {len(results['samples'])} runs only.")
     )
 
 
-def _mean_table(results: dict[str, Any]) -> str:
-    header = ["mean of the suites", *(name for name, _ in COLUMNS)]
-    means = results["mean"].items()
-    return table(header, [[label, *(show(mean) for _, show in COLUMNS)] for label, mean in means])
+def _overall(results: dict[str, Any]) -> Table:
+    header = ["all suites", *(name for name, _ in COLUMNS)]
+    arms = results["overall"].items()
+    return Table(header, [[label, *(show(arm) for _, show in COLUMNS)] for label, arm in arms])
 
 
-def _suite_table(results: dict[str, Any]) -> str:
+def _spread(results: dict[str, Any]) -> str:
+    arms = results["overall"].values()
+    rows = [with_interval(arm, name) for arm in arms for name in ("decode_tps", "speedup")]
+    if not any(row.endswith("!") for row in rows):
+        return ""
+    return "! Single runs differ more than twofold: was the machine busy, or are prompts unlike?"
+
+
+def _suite_table(results: dict[str, Any]) -> Table:
     """Format acceptance length and decode speed-up: a row for each arm, a column for each suite."""
     suites = results["suites"]
     rows = []
-    for label in results["mean"]:
+    for label in results["overall"]:
         cells = []
         for arms in suites.values():
             summary = arms.get(label, {})
-            if summary.get("acceptance_per_request") is None:
+            if summary.get("acceptance_pooled") is None:
                 cells.append(f"{number(summary.get('decode_tps'))} tokens/s")
             else:
-                length, speed = summary["acceptance_per_request"], summary["speedup"]
+                length, speed = summary["acceptance_pooled"], summary["speedup"]
                 cells.append(f"{length:.2f}, {number(speed)} ×")
         rows.append([label, *cells])
-    return table(["acceptance length per request, speed-up of decoding", *suites], rows)
+    return Table(["acceptance length, speed-up of decoding", *suites], rows)
 
 
-def _positions(results: dict[str, Any]) -> str:
+def _positions(results: dict[str, Any]) -> list[Part]:
     rows = [
         [label, *(number(rate) for rate in summary["acceptance_by_position"])]
-        for label, summary in results["mean"].items()
+        for label, summary in results["overall"].items()
         if summary.get("acceptance_by_position")
     ]
     if not rows:
-        return ""
+        return []
     longest = max(map(len, rows))
     header = ["drafts accepted at position", *map(str, range(1, longest))]
-    return table(header, [row + ["–"] * (longest - len(row)) for row in rows])
+    return [Table(header, [row + ["–"] * (longest - len(row)) for row in rows])]
 
 
-def _phases(results: dict[str, Any]) -> str:
+def _phases(results: dict[str, Any]) -> list[Part]:
     phases = results["phases"]
     if not phases:
-        return ""
+        return []
     rows = []
     for label, seconds in phases.items():
-        summary = results["mean"][label]
+        summary = results["overall"][label]
         undisturbed = summary.get("round_seconds")
         times = [*(seconds[name] for name in PHASES), undisturbed]
         reads = number(summary.get("host_reads_per_round"))
@@ -112,10 +127,10 @@ def _phases(results: dict[str, Any]) -> str:
         "The phases come from a separate pass that waits for the device after each of them and "
         "so disturbs what it measures; the undisturbed round is from the ordinary runs."
     )
-    return f"{table(header, rows)}\n\n{text}"
+    return [Table(header, rows), text]
 
 
-def _parity(results: dict[str, Any]) -> str:
+def _parity(results: dict[str, Any]) -> list[Part]:
     rows = []
     for label, found in results["parity"].items():
         verdicts = [entry["verdict"] for entry in found]
@@ -123,7 +138,7 @@ def _parity(results: dict[str, Any]) -> str:
         other = [entry for entry in found if entry["index"] is not None]
         rows.append([label, counts, "; ".join(map(_difference, other)) or "none"])
     header = ["tokens against plain mlx-lm's", "answers", "first difference"]
-    return table(header, rows) if rows else ""
+    return [Table(header, rows)] if rows else []
 
 
 def _difference(entry: dict[str, Any]) -> str:
@@ -133,8 +148,8 @@ def _difference(entry: dict[str, Any]) -> str:
     )
 
 
-def recall_markdown(label: str, found: dict[str, Any]) -> str:
-    """Format the recall table of one drafter."""
+def recall_parts(label: str, found: dict[str, Any]) -> list[Part]:
+    """Return the recall table of one drafter, and what it says."""
     columns = {
         "Recall@1": ("recall_best", "acceptance_best"),
         f"Recall@{found['candidates']} (oracle)": ("recall_candidates", "acceptance_oracle"),
@@ -151,4 +166,4 @@ def recall_markdown(label: str, found: dict[str, Any]) -> str:
         "where all earlier rows are right. The lengths are means over evenly spaced anchors, which "
         "are easier than those of decoding: compare them with one another only."
     )
-    return f"{table([label, *positions, 'acceptance length'], rows)}\n\n{text}"
+    return [Table([label, *positions, "acceptance length"], rows), text]

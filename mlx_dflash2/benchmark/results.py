@@ -1,4 +1,4 @@
-"""Measure a whole benchmark: runs, figures, parity, phases and recall, as one JSON object."""
+"""The parts of a benchmark's results: figures of the runs, parity, phases and recall."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -6,19 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from ..checkpoint.files import resolve
-from ..checkpoint.load import DrafterSource, device_dtype, load_drafter, read_drafter
+from ..checkpoint.load import UNQUANTIZED, DrafterSource, device_dtype, load_drafter, read_drafter
+from ..cli.dense import FLAG, unpack
 from ..drafter.model import Drafter
 from ..drafter.variants import without_selector
-from ..evaluation.machine import environment, fingerprint
+from ..evaluation.machine import fingerprint
 from ..evaluation.parity import compare_tokens
 from ..evaluation.recall import recall_table
 from ..pairs.find import PairSources
 from ..pairs.known import model_name
 from .arms import PLAIN, Arm, lacks_selector
-from .compare import FORMAT, KIND
 from .measure import Bench, Sample
 from .phases import time_phases
-from .summary import by_suite, mean_of
+from .summary import by_arm, by_suite
 
 
 def prepare_drafters(
@@ -27,13 +27,14 @@ def prepare_drafters(
     bits: Sequence[int] = (),
     dflash1_model: str | None = None,
     no_selector: bool = False,
+    dense: bool = False,
 ) -> dict[str, Drafter]:
     """Make the drafters to compare, by the name of their arm.
 
     Args:
         drafter (Drafter): The pair's own, as it is stored.
         source (DrafterSource): Where it came from.
-        bits, dflash1_model, no_selector: Options of the command, for further drafters.
+        bits, dflash1_model, no_selector, dense: Options of the command, for further drafters.
 
     Raises:
         ValueError: if there is no selector to leave out.
@@ -44,7 +45,9 @@ def prepare_drafters(
         drafters[f"{name} {number}-bit"] = read_drafter(source, bits=number, dtype=dtype)
     if dflash1_model is not None:
         other = "other DFlash 1" if name == "DFlash 1" else "DFlash 1"
-        drafters[other] = load_drafter(dflash1_model, dtype=dtype)
+        drafters[other] = load_drafter(dflash1_model, bits=UNQUANTIZED, dtype=dtype, lazy=dense)
+        if dense:
+            unpack(drafters[other], flag=f"{FLAG}, --dflash1-model")
     if no_selector:
         if not drafter.args.has_selector:
             raise ValueError("--no-selector: this drafter has no selector to leave out.")
@@ -67,27 +70,36 @@ def models_of(
     }
 
 
-def measure_all(
-    bench: Bench, recall_stride: int | None, progress: Callable[[str], None] = lambda _: None
+def figures(bench: Bench, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return the figures of the runs so far, by suite and of all."""
+    plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
+    return {
+        "complete": False,
+        "suites": by_suite(samples, plain_of),
+        "overall": by_arm(samples, plain_of),
+        "parity": {},
+        "phases": {},
+        "recall": {},
+        "samples": [asdict(sample) for sample in samples],
+    }
+
+
+def audits(
+    bench: Bench,
+    samples: Sequence[Sample],
+    recall_stride: int | None,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Run everything.
+    """Return what is measured once all runs are done: parity, phases and recall.
 
     Without ``recall_stride``, tokens from one anchor to the next on the greedy plain answers,
     there is no recall table. ``progress`` is called with a description before each step.
     """
-    samples = bench.run(progress)
-    plain_of = {arm.label: _plain(bench.arms, arm).label for arm in bench.arms}
-    suites = by_suite(samples, plain_of)
     return {
-        "kind": KIND,
-        "format": FORMAT,
-        "environment": environment(),
-        "suites": suites,
-        "mean": mean_of(suites, samples, plain_of),
+        "complete": True,
         "parity": _parity(bench, samples, progress),
         "phases": _phases(bench, progress),
         "recall": {} if recall_stride is None else _recall(bench, samples, recall_stride, progress),
-        "samples": [asdict(sample) for sample in samples],
     }
 
 
@@ -118,9 +130,10 @@ def _phases(bench: Bench, progress: Callable[[str], None]) -> dict[str, dict[str
     phases = {}
     for arm in bench.arms:
         # The temperature changes the number of rounds, not their phases.
-        if arm.drafter is not None and arm.temperature == bench.arms[0].temperature:
+        proposer = arm.proposer
+        if proposer is not None and arm.temperature == bench.arms[0].temperature:
             progress(f"phases, {arm.label}")
-            phases[arm.label] = time_phases(bench.model, arm, arm.drafter, prompt, bench.settings)
+            phases[arm.label] = time_phases(bench.model, arm, proposer, prompt, bench.settings)
     return phases
 
 

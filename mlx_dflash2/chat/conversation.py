@@ -48,7 +48,7 @@ class Conversation:
             raise ValueError(f"{pair.name} has no chat template, so there is no chat with it.")
         self.pair = pair
         self.system_prompt, self.template_config = system_prompt, template_config
-        self.cache = DFlashPromptCache(pair.model, pair.drafter, options.max_kv_size)
+        self.cache = DFlashPromptCache(pair.model, pair.proposer, options.max_kv_size)
         # It has had its effect on the fresh caches.
         self.options = replace(options, max_kv_size=None)
         self.tokens: list[int] = []
@@ -57,7 +57,7 @@ class Conversation:
     def reset(self) -> None:
         """Forget all turns."""
         size = self.cache.max_kv_size
-        self.cache = DFlashPromptCache(self.pair.model, self.pair.drafter, size)
+        self.cache = DFlashPromptCache(self.pair.model, self.pair.proposer, size)
         self.tokens, self.stats = [], Stats()
 
     def answer(
@@ -90,7 +90,7 @@ class Conversation:
             self.pair.tokenizer,
             # A turn that was cut short may have left more tokens in the caches than it yielded.
             self.cache.reuse(tokens),
-            self.pair.drafter,
+            self.pair.proposer,
             self.options,
             prompt_cache=self.cache,
             prompt_progress_callback=prompt_progress_callback,

@@ -3,7 +3,8 @@
 import json
 import struct
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -16,6 +17,29 @@ from mlx_lm.utils import snapshot_download
 
 CONFIG_FILES = ("config.json",)
 DRAFTER_FILES = ("*.json", "*.safetensors")
+INDEX = "model.safetensors.index.json"
+# The most characters of a library's own message that an error repeats.
+_MESSAGE = 300
+
+
+@contextmanager
+def reading(what: str | Path) -> Iterator[None]:
+    """Turn whatever a library raises about the content of a file into one line that names it.
+
+    Raises:
+        ValueError: for any error but a missing file.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    # Content of any kind meets mlx-lm, transformers and tokenizers, and the last raises
+    # `Exception` itself.
+    except Exception as error:
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        message = kind + " ".join(str(error).split())
+        message = message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]}…"
+        raise ValueError(f"{what} cannot be read: {message}") from error
 
 
 class TensorHeader(NamedTuple):
@@ -122,12 +146,18 @@ def _read_object(path: Path) -> dict[str, Any]:
     return value
 
 
-def weight_files(folder: Path, pattern: str = "*.safetensors") -> list[Path]:
+def weight_files(folder: Path, pattern: str = "*.safetensors", merged: bool = False) -> list[Path]:
     """List the safetensors files of a complete checkpoint.
 
-    An index decides which files belong to it. If none of the files that it names exists, the
-    index is left over from another sharding: it is ignored with a warning, and all files that
-    match the pattern belong to the checkpoint.
+    An index decides which files belong to it, and files beside them are warned of. If none of
+    the files that it names exists, the index is left over from another sharding: it is ignored
+    with a warning, and all files that match the pattern belong to the checkpoint.
+
+    Args:
+        folder (Path): The checkpoint's folder.
+        pattern (str): What its files are called.
+        merged (bool): Whether all files of the pattern are read, as mlx-lm does. Default:
+            ``False``.
 
     Raises:
         FileNotFoundError: if there are no weights, or some of the index's files are missing.
@@ -135,12 +165,16 @@ def weight_files(folder: Path, pattern: str = "*.safetensors") -> list[Path]:
     """
     # macOS writes extended attributes into files named `._…` on file systems without them.
     found = sorted(file for file in folder.glob(pattern) if not file.name.startswith("."))
-    names = _indexed_names(folder / "model.safetensors.index.json")
+    names = sorted(set(_weight_map(folder).values()))
     missing = [name for name in names if not (folder / name).is_file()]
     # The hub's cache holds links; the file behind one may be deleted or was never downloaded.
     dangling = [file.name for file in found if not file.is_file()]
     if names and not missing:
-        return [folder / name for name in names]
+        beside = [file for file in found if file.name not in names and file.is_file()]
+        if beside:
+            fate = "read, too" if merged else "ignored"
+            _warn(f"{folder / INDEX} does not name {beside[0].name}; it is {fate}.")
+        return [folder / name for name in names] + (beside if merged else [])
     if dangling or (missing and len(missing) < len(names)):
         lost = ", ".join(dict.fromkeys(missing + dangling))
         raise FileNotFoundError(f"Incomplete download: {folder} lacks {lost}.")
@@ -149,27 +183,33 @@ def weight_files(folder: Path, pattern: str = "*.safetensors") -> list[Path]:
         about = f"only {', '.join(partial)}" if partial else f"no {pattern} file"
         raise FileNotFoundError(f"{folder} has a config.json but {about}: it has no weights.")
     if names:
-        warnings.warn(
+        _warn(
             f"{folder} has an index of other files, such as {names[0]}, none of which is there; "
-            "it is ignored.",
-            # Beyond the function that reads the weights, and the public one that calls it.
-            stacklevel=4,
+            "it is ignored."
         )
     return found
 
 
-def _indexed_names(index: Path) -> list[str]:
+def _warn(text: str) -> None:
+    # Beyond the functions that read the weights, and the public one that calls them.
+    warnings.warn(text, stacklevel=5)
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """Return the file of every tensor, as a folder's index tells; empty if there is none."""
+    index = folder / INDEX
     if not index.is_file():
-        return []
-    weight_map = _read_object(index).get("weight_map")
-    names = set(weight_map.values()) if _is_text_map(weight_map) else set()
-    if not names or not all(name.endswith(".safetensors") for name in names):
+        return {}
+    found = _read_object(index).get("weight_map")
+    if not _is_text_map(found) or not all(name.endswith(".safetensors") for name in found.values()):
         raise ValueError(f"{index} has no `weight_map` from tensors to .safetensors files.")
-    return sorted(names)
+    return found
 
 
 def _is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
-    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
+    if not isinstance(value, dict) or not value:
+        return False
+    return all(isinstance(name, str) for name in value.values())
 
 
 def read_header(file: Path) -> dict[str, TensorHeader]:
@@ -210,10 +250,12 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
     """Read dtype and shape of every tensor of a checkpoint, but no tensor.
 
     Raises:
-        ValueError: if a file is damaged, or two files hold the same tensor.
+        ValueError: if a file is damaged, two files hold the same tensor, or an index beside
+            them names a tensor that its file does not hold.
     """
     tensors: dict[str, TensorHeader] = {}
     places: dict[str, str] = {}
+    files = list(files)
     for file in files:
         for name, header in read_header(file).items():
             if name in tensors:
@@ -221,6 +263,11 @@ def read_headers(files: Iterable[Path]) -> dict[str, TensorHeader]:
                     f"{file.parent} holds `{name}` twice, in {places[name]} and in {file.name}."
                 )
             tensors[name], places[name] = header, file.name
+    names = {file.name for file in files}
+    for folder in {file.parent for file in files}:
+        for name, place in _weight_map(folder).items():
+            if place in names and places.get(name) != place:
+                raise ValueError(f"{folder / INDEX} says `{name}` is in {place}, but it is not.")
     return tensors
 
 

@@ -1,29 +1,29 @@
-"""Find models, and read them: a drafter, or a target with its tokenizer."""
+"""Find drafters, and read them."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import mlx_lm
-from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS
 
 from ..drafter.args import GENERATIONS, DrafterArgs
 from ..drafter.fields import architectures
 from ..drafter.model import Drafter
 from ..drafter.speculators import is_speculators
+from .defaults import DTYPE_NAMES, GROUP_SIZE, GROUP_SIZES
 from .files import (
     DRAFTER_FILES,
     Source,
     find_source,
-    read_header,
     read_headers,
     read_weights,
     weight_files,
 )
-from .tensors import GROUP_SIZE, GROUP_SIZES, cast, fit_to, main_dtype, quantize
+from .tensors import cast, fit_to, main_dtype, quantize
 
-DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
+DTYPES = {name: getattr(mx, name) for name in DTYPE_NAMES}
+# The bits that keep a drafter's matrices as they are stored.
+UNQUANTIZED = 16
 
 
 @dataclass(frozen=True)
@@ -35,26 +35,6 @@ class DrafterSource(Source):
     """
 
     args: DrafterArgs
-
-
-def find_target(path_or_hf_repo: str | Path, revision: str | None = None) -> Source:
-    """Find a target and read its config.json; weights are neither downloaded nor read.
-
-    Args:
-        path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
-        revision (str, optional): Revision of the repository. Default: ``None``.
-
-    Raises:
-        FileNotFoundError, NotADirectoryError: if there is no such model.
-        ValueError: if it is a drafter.
-    """
-    source = find_source(path_or_hf_repo, revision)
-    if is_drafter(source.config):
-        raise ValueError(
-            f"{path_or_hf_repo}, given as the model, is a drafter; give it as the draft model, "
-            "and as the model the language model that it was made for."
-        )
-    return source
 
 
 def find_drafter(path_or_hf_repo: str | Path, revision: str | None = None) -> DrafterSource:
@@ -100,10 +80,21 @@ def check_bits(bits: int | None, source: DrafterSource) -> None:
     Raises:
         ValueError: in one line.
     """
-    if bits is not None and source.args.quantization:
+    if bits not in (None, UNQUANTIZED) and source.args.quantization:
         raise ValueError(
             f"`bits` is {bits} but has to be None: {source.name} is already quantized."
         )
+
+
+def bits_at_load(bits: int | None, source: DrafterSource) -> int | None:
+    """Return the bits to quantize a drafter to, ``None`` to leave it as it is stored.
+
+    A GPU takes 4 where none are asked for: it spends most of a draft on reading weights, and what
+    4 bits change of the drafts costs less than they save. The CPU backend gains nothing.
+    """
+    if bits is None and mx.default_device() == mx.gpu and not source.args.quantization:
+        return 4
+    return None if bits == UNQUANTIZED else bits
 
 
 def device_dtype() -> mx.Dtype | None:
@@ -127,7 +118,8 @@ def load_drafter(
 
     Args:
         path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
-        bits (int, optional): Quantize the large matrices to 4 or 8 bits. Default: ``None``.
+        bits (int, optional): Quantize the large matrices to 4 or 8 bits; 16 leaves them as they
+            are stored. Default: ``None``, 4 on a GPU and as stored on the CPU.
         group_size (int): Group size of that quantization: 32, 64 or 128. Default: ``64``.
         dtype (mx.Dtype, optional): ``mx.bfloat16`` or ``mx.float32`` for everything that is not
             quantized. float16 overflows in these models. Default: ``None``, the dtype of most
@@ -142,6 +134,8 @@ def load_drafter(
     """
     _check_options(bits, group_size, dtype)
     source = find_drafter(path_or_hf_repo, revision)
+    check_bits(bits, source)
+    bits = bits_at_load(bits, source)
     return read_drafter(source, bits=bits, group_size=group_size, dtype=dtype, lazy=lazy)
 
 
@@ -153,7 +147,10 @@ def read_drafter(
     dtype: mx.Dtype | None = None,
     lazy: bool = False,
 ) -> Drafter:
-    """Read the weights of a drafter that was found; otherwise as :func:`load_drafter`."""
+    """Read the weights of a drafter that was found; otherwise as :func:`load_drafter`.
+
+    Here no ``bits`` leave the drafter as it is stored, on every device.
+    """
     check_bits(bits, source)
     files = weight_files(source.fetch(DRAFTER_FILES))
     drafter = Drafter(source.args)
@@ -176,51 +173,11 @@ def read_drafter(
 
 
 def _check_options(bits: Any, group_size: Any, dtype: Any) -> None:
-    if bits is not None and (type(bits) is not int or bits not in (4, 8)):
-        raise ValueError(f"`bits` is {bits!r} but has to be 4, 8 or None.")
+    if bits is not None and (type(bits) is not int or bits not in (4, 8, UNQUANTIZED)):
+        raise ValueError(f"`bits` is {bits!r} but has to be 4, 8, {UNQUANTIZED} or None.")
     if type(group_size) is not int or group_size not in GROUP_SIZES:
         sizes = ", ".join(map(str, GROUP_SIZES))
         raise ValueError(f"`group_size` is {group_size!r} but has to be one of {sizes}.")
     known = isinstance(dtype, mx.Dtype) and dtype in DTYPES.values()
     if dtype is not None and not known:
         raise ValueError(f"`dtype` is {dtype!r} but has to be one of {', '.join(DTYPES)} or None.")
-
-
-def load(path_or_hf_repo: str | Path, **kwargs: Any) -> tuple[Any, ...]:
-    """Load a target and its tokenizer: :func:`mlx_lm.load` with more checks and stop tokens.
-
-    The tokenizer stops at the end-of-sequence ids of all of its own settings, config.json and
-    generation_config.json; mlx-lm leaves out config.json's if the last has some.
-
-    Args:
-        path_or_hf_repo (str or Path): A folder, or a repository of the Hugging Face hub.
-        kwargs: Passed to :func:`mlx_lm.load`.
-
-    Raises:
-        FileNotFoundError: if the folder, its config or a weight file is missing.
-        NotADirectoryError: if the path is a file.
-        ValueError: if it is a drafter, or its weights are damaged.
-    """
-    return read_target(find_target(path_or_hf_repo, kwargs.get("revision")), **kwargs)
-
-
-def read_target(source: Source, **kwargs: Any) -> tuple[Any, ...]:
-    """Read the weights and the tokenizer of a target that was found, as :func:`load`."""
-    folder = source.fetch(DEFAULT_ALLOW_PATTERNS)
-    for file in weight_files(folder, "model*.safetensors"):
-        read_header(file)
-    # A local folder, so that mlx-lm does not ask the hub again.
-    model, tokenizer, *rest = mlx_lm.load(str(folder), **kwargs)
-    missing = _stop_ids(source.config) - set(tokenizer.eos_token_ids)
-    if missing:
-        tokenizer.eos_token_ids = set(tokenizer.eos_token_ids) | missing
-    return model, tokenizer, *rest
-
-
-def _stop_ids(config: dict[str, Any]) -> set[int]:
-    """End-of-sequence ids of a config.json, also those of a nested text model."""
-    ids: set[int] = set()
-    for level in (config, config.get("text_config")):
-        found = level.get("eos_token_id") if isinstance(level, dict) else None
-        ids |= {i for i in (found if isinstance(found, list) else [found]) if type(i) is int}
-    return ids

@@ -7,10 +7,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ..drafter.model import Drafter
-from .tensors import GROUP_SIZE, GROUP_SIZES, QUANTIZED_AT_LOAD
+from .defaults import BITS, DEFAULT_BITS, GROUP_SIZE, GROUP_SIZES
+from .tensors import QUANTIZED_AT_LOAD
 
 CODEBOOKS = ("predecessor_codebook", "successor_codebook")
-BITS = (2, 3, 4, 5, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Quantization:
         ValueError: naming the option of the convert command whose value is not allowed.
     """
 
-    bits: int = 4
+    bits: int = DEFAULT_BITS
     group_size: int = GROUP_SIZE
     codebook_bits: int | None = None
 

@@ -17,7 +17,7 @@ from ..drafter.args import DrafterArgs
 from ..drafter.fields import refuse
 from ..drafter.model import Drafter
 from ..drafter.rope import SLIDING
-from .load import DTYPES, load_drafter
+from .load import DTYPES, UNQUANTIZED, load_drafter
 
 _ARCHITECTURES = {1: "DFlashDraftModel", 2: "DFlash2DraftModel"}
 # Fields that are written as they are.
@@ -228,7 +228,8 @@ def _published(weights: dict[str, mx.array]) -> dict[str, mx.array]:
 
 def _compare(folder: Path, dtype: mx.Dtype, weights: dict[str, mx.array]) -> None:
     """Compare the files with the drafter; loading them has checked the names."""
-    found: dict[str, mx.array] = dict(tree_flatten(load_drafter(folder, dtype=dtype).parameters()))
+    drafter = load_drafter(folder, bits=UNQUANTIZED, dtype=dtype)
+    found: dict[str, mx.array] = dict(tree_flatten(drafter.parameters()))
     for name, value in found.items():
         if not _same_bits(value, weights[name]):
             raise OSError(f"`{name}` differs from what was written to {folder.name}; try again.")

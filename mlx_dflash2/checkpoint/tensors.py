@@ -21,8 +21,6 @@ _MODES = {
     "nvfp4": ((4,), (16,)),
     "mxfp8": ((8,), (32,)),
 }
-# Group sizes of affine quantization, and the default for drafters.
-GROUP_SIZES, GROUP_SIZE = (32, 64, 128), 64
 # The large matrices; norms, convolutions and the selector stay in their dtype.
 QUANTIZED_AT_LOAD = (
     "fc",

@@ -3,64 +3,98 @@
 import argparse
 import json
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from ..decode.defaults import KV_GROUP_SIZE, PREFILL_STEP_SIZE, QUANTIZED_KV_START
-from .dense import add_dense_argument
-from .start import add_blas_argument
+from ..decode.defaults import (
+    COPY_DRAFTS,
+    COPY_DRAFTS_DEFAULT,
+    CPU_PREFILL_STEP_SIZE,
+    KV_GROUP_SIZE,
+    PREFILL_STEP_SIZE,
+    QUANTIZED_KV_START,
+)
+from .parser import UnsupportedAction
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target: what mlx-lm loads, and how."""
-    parser.add_argument(
+    group = parser.add_argument_group("target")
+    group.add_argument(
         "--model",
         type=str,
         default=None,
         help="The path to the local model directory or Hugging Face repo of the target (default: "
         "the embedded pair)",
     )
-    parser.add_argument(
+    group.add_argument("--revision", default=None, help="Revision of the target's Hub repo")
+    group.add_argument(
         "--adapter-path",
         type=str,
         help="Optional path for the trained adapter weights and config.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--trust-remote-code",
         action="store_true",
         help="Enable trusting remote code for the target and its tokenizer",
     )
-    parser.add_argument(
+    group.add_argument(
         "--quantize-activations",
         "-qa",
         action="store_true",
         help="Quantize activations using the same quantization config as the corresponding layer.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--extra-eos-token",
         type=str,
         default=(),
         nargs="+",
         help="Add tokens to the list of EOS tokens that stop generation.",
     )
-    add_dense_argument(parser)
-    add_blas_argument(parser)
+    group.add_argument(
+        "--no-kernels",
+        action="store_true",
+        help="Use none of this package's Metal kernels, only MLX's own",
+    )
+    add_dense_argument(group)
+    add_blas_argument(group)
+
+
+def add_dense_argument(parser: argparse._ActionsContainer) -> None:
+    """Add how the pair is stored on MLX's CPU backend."""
+    parser.add_argument(
+        "--dense",
+        action="store_true",
+        help="On MLX's CPU backend, compute with the quantized weights of target and drafter "
+        "unpacked to float32, which is faster and takes more memory (default: only for the "
+        "embedded pair)",
+    )
+
+
+def add_blas_argument(parser: argparse._ActionsContainer) -> None:
+    """Add the flag that :func:`mlx_dflash2.cli.start.start` looks for."""
+    parser.add_argument(
+        "--no-fast-blas",
+        action="store_true",
+        help="On Linux, let MLX multiply with the BLAS of its own package, which is slow",
+    )
 
 
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the prompt and the chat template around it."""
-    parser.add_argument(
+    group = parser.add_argument_group("prompt")
+    group.add_argument(
         "--prompt",
         "-p",
         default="hello",
         help="Message to be processed by the model ('-' reads from stdin)",
     )
     add_template_arguments(parser)
-    parser.add_argument(
+    group.add_argument(
         "--prefill-response",
         default=None,
         help="Prefill response to be used for the chat template",
     )
-    parser.add_argument(
+    group.add_argument(
         "--ignore-chat-template",
         action="store_true",
         help="Use the raw prompt without the tokenizer's chat template.",
@@ -69,10 +103,11 @@ def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_template_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the chat template puts around a message."""
-    parser.add_argument(
+    group = parser.add_argument_group("chat template")
+    group.add_argument(
         "--system-prompt", default=None, help="System prompt to be used for the chat template"
     )
-    parser.add_argument(
+    group.add_argument(
         "--chat-template-config",
         type=json_object,
         default=None,
@@ -83,34 +118,49 @@ def add_template_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the drafter, and how much of its block is used."""
-    add_draft_model_arguments(parser)
-    parser.add_argument(
+    group = parser.add_argument_group("drafter")
+    add_draft_model_arguments(group)
+    add_copy_argument(group)
+    group.add_argument(
         "--block-size",
         type=int,
         default=None,
         help="Rows of the drafter's block, anchor included (default: as it was trained)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--verify-width",
         type=int,
         default=None,
-        help="Rows of the block that the target verifies, from 2 (default: the block size)",
+        help="Rows of the block that the target verifies; 1 does not draft (default: chosen each "
+        "round)",
     )
 
 
-def add_draft_model_arguments(parser: argparse.ArgumentParser) -> None:
+def add_copy_argument(parser: argparse._ActionsContainer) -> None:
+    """Add copies from the text so far, beside the drafter or instead of it."""
+    parser.add_argument(
+        "--copy-drafts",
+        choices=COPY_DRAFTS,
+        default=COPY_DRAFTS_DEFAULT,
+        help="Also draft what followed where the text repeats itself; 'only' needs no drafter "
+        "(default: %(default)s)",
+    )
+
+
+def add_draft_model_arguments(parser: argparse._ActionsContainer) -> None:
     """Add the drafter, and how it is loaded."""
     add_draft_model_argument(parser)
     parser.add_argument(
         "--draft-bits",
         type=int,
-        choices=(4, 8),
+        choices=(4, 8, 16),
         default=None,
-        help="Quantize the drafter's large matrices when it is loaded",
+        help="Quantize the drafter's large matrices when it is loaded; 16 leaves them as they are "
+        "stored (default: 4 on a GPU, 16 on the CPU)",
     )
 
 
-def add_draft_model_argument(parser: argparse.ArgumentParser) -> None:
+def add_draft_model_argument(parser: argparse._ActionsContainer) -> None:
     """Add the drafter alone."""
     parser.add_argument(
         "--draft-model",
@@ -160,8 +210,9 @@ def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = None) -> None:
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are drawn: mlx-lm's settings, and its logits processors."""
+    group = parser.add_argument_group("sampling")
     settings = (
         ("--temp", float, 0.0, "Sampling temperature"),
         ("--top-p", float, 1.0, "Sampling top-p"),
@@ -170,7 +221,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         ("--xtc-probability", float, 0.0, "Probability of XTC sampling to happen each next token"),
         ("--xtc-threshold", float, 0.1, "Probability that XTC's token candidates need to reach"),
         ("--min-tokens-to-keep", int, 1, "Minimum tokens to keep for min-p sampling."),
-        ("--seed", int, seed, "PRNG seed"),
+        ("--seed", int, None, "PRNG seed"),
         ("--repetition-penalty", float, None, "Factor on the logits of repeated tokens"),
         ("--repetition-context-size", int, 20, "Tokens that the repetition penalty looks back"),
         ("--presence-penalty", float, None, "Subtracted from the logit of a token that occurred"),
@@ -179,8 +230,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
         ("--frequency-context-size", int, 20, "Tokens that the frequency penalty looks back"),
     )
     for name, kind, default, text in settings:
-        parser.add_argument(name, type=kind, default=default, help=f"{text} (default: {default})")
-    parser.add_argument(
+        group.add_argument(name, type=kind, default=default, help=f"{text} (default: {default})")
+    group.add_argument(
         "--logit-bias",
         type=logit_bias,
         default=None,
@@ -190,29 +241,30 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, seed: int | None = N
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the target's key-value cache, and how the prompt is processed."""
-    parser.add_argument(
+    group = parser.add_argument_group("cache")
+    group.add_argument(
         "--max-kv-size", type=int, default=None, help="Set the maximum key-value cache size"
     )
-    parser.add_argument(
+    group.add_argument(
         "--prefill-step-size",
         type=int,
-        default=PREFILL_STEP_SIZE,
+        default=None,
         help="Number of prompt tokens to process at a time. Smaller values lower peak memory "
-        "during prefill (default: %(default)s)",
+        f"during prefill (default: {PREFILL_STEP_SIZE}, {CPU_PREFILL_STEP_SIZE} on the CPU)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--kv-bits",
         type=int,
         default=None,
         help="Number of bits for KV cache quantization. Defaults to no quantization.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--kv-group-size",
         type=int,
         default=KV_GROUP_SIZE,
         help="Group size for KV cache quantization.",
     )
-    parser.add_argument(
+    group.add_argument(
         "--quantized-kv-start",
         type=int,
         default=QUANTIZED_KV_START,
@@ -220,23 +272,15 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-class UnsupportedAction(argparse.Action):
-    """Rejects a flag of mlx-lm that has no meaning here, with the reason."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        parser.error(f"{option_string} is not supported: {self.help}")
-
-
 def add_unsupported_arguments(parser: argparse.ArgumentParser, reasons: dict[str, str]) -> None:
     """Add flags of mlx-lm's command that are not supported, each with the reason."""
     for name, reason in reasons.items():
         parser.add_argument(name, action=UnsupportedAction, nargs="*", help=reason)
+
+
+def boolean(text: str) -> bool:
+    """Parse an argument as mlx_lm.generate's ``--verbose`` does."""
+    return text.lower() not in ("false", "f")
 
 
 def logit_bias(text: str) -> dict[int, float]:

@@ -5,12 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import mlx.core as mx
+from mlx_lm.generate import wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from ..decode.defaults import CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
 from ..decode.options import GenerationOptions, LogitsProcessor
 from ..decode.sampling import Sampling, make_logits_processors, make_sampler
+from ..kernels import switch_off
+from ..kernels.race import race_here
 from ..pairs.find import PairSources
-from ..pairs.load import Pair, load_pair
+from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
 from .dense import check_dense, unpack
 
@@ -38,7 +43,6 @@ OPTIONS = (
     "verify_width",
     "seed",
     "max_kv_size",
-    "prefill_step_size",
     "kv_bits",
     "kv_group_size",
     "quantized_kv_start",
@@ -55,8 +59,16 @@ def generation_options(args: argparse.Namespace) -> GenerationOptions:
     return GenerationOptions.for_text(
         sampler=make_sampler(**_named(args, SAMPLING)),
         logits_processors=make_logits_processors(**_named(args, PROCESSORS)),
+        prefill_step_size=prefill_step_size(args.prefill_step_size),
         **_named(args, OPTIONS),
     )
+
+
+def prefill_step_size(given: int | None) -> int:
+    """Return how many prompt tokens to process at a time: as given, or as the device needs."""
+    if given is not None:
+        return given
+    return CPU_PREFILL_STEP_SIZE if mx.default_device() == mx.cpu else PREFILL_STEP_SIZE
 
 
 def fit_to_tokenizer(
@@ -124,8 +136,8 @@ def read_pair(
         tokenizer_config (dict, optional): More settings of the tokenizer.
     """
     check_dense(args)
-    for text in sources.notes:
-        note(text)
+    for text in (*sources.notes, *pending_downloads(sources)):
+        note(str(text))
     trust = {"trust_remote_code": args.trust_remote_code}
     pair = load_pair(
         sources,
@@ -136,9 +148,13 @@ def read_pair(
         **trust,
     )
     if args.dense:
-        unpack(pair.drafter, pair.model)
+        unpack(*pair.models)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
+    if args.no_kernels:
+        switch_off()
+    with wired_limit(pair.model):
+        race_here(pair.models, pair.most_rows, note)
     return pair
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from tqdm import tqdm
+from .progress import Progress
 
 
 def run(command: Callable[[], None]) -> None:
@@ -17,9 +17,10 @@ def run(command: Callable[[], None]) -> None:
     A warning or an error takes one line on stderr. The exit status is 1 for an error, 130 for
     Ctrl-C, and 141 if the reader of stdout has closed it.
     """
+    _open_closed_streams()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: note(f"warning: {message}")
+            warnings.showwarning = lambda message, *_, **__: _warn(message)
             command()
             sys.stdout.flush()
     except KeyboardInterrupt:
@@ -30,12 +31,52 @@ def run(command: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except (ImportError, OSError, ValueError) as error:
-        sys.exit("error: " + " ".join(str(error).split()))
+        text = " ".join(str(error).split())
+        if isinstance(error, ImportError) and "libmlx" in text:
+            text = f"MLX has no backend here ({text}); on Linux: pip install 'mlx[cpu]'"
+        sys.exit(f"error: {text}")
+
+
+def _open_closed_streams() -> None:
+    """Read nothing from, and write nothing to, streams that the caller has closed."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
 
 
 def note(text: str) -> None:
-    """Print a line on stderr; stdout belongs to the generated text."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line on stderr, above a progress bar; stdout belongs to the generated text."""
+    Progress.write(text, file=sys.stderr)
+    sys.stderr.flush()
+
+
+def _warn(message: Warning | str) -> None:
+    note(f"warning: {' '.join(str(message).split())}")
+
+
+@contextmanager
+def streamed_answer() -> Generator[Callable[[str], None], None, None]:
+    """Yield a function that prints a piece of an answer on stdout.
+
+    A newline ends the answer, and warnings wait until then. Nothing is printed if it fails before
+    its first piece.
+    """
+    started = False
+
+    def show(text: str) -> None:
+        nonlocal started
+        started = True
+        print(text, end="", flush=True)
+
+    with warnings.catch_warnings(record=True) as caught:
+        try:
+            yield show
+            started = True
+        finally:
+            if started:
+                print(flush=True)
+    for warning in caught:
+        _warn(warning.message)
 
 
 @contextmanager
@@ -61,7 +102,7 @@ def stoppable() -> Generator[Callable[[], bool], None, None]:
 @contextmanager
 def prefill_progress() -> Generator[Callable[[int, int], None], None, None]:
     """Yield a callback that shows a bar on stderr if a prompt takes more than two seconds."""
-    with tqdm(desc="Prompt", unit="token", delay=2, leave=False) as bar:
+    with Progress(desc="Prompt", unit="token", delay=2, leave=False) as bar:
 
         def update(done: int, total: int) -> None:
             bar.total = total

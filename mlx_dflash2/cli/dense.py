@@ -1,4 +1,4 @@
-"""The `--dense` flag: the pair in float32 on MLX's CPU backend."""
+"""What the flag `--dense` asks for: the pair in float32 on MLX's CPU backend."""
 
 import argparse
 from collections.abc import Callable
@@ -11,17 +11,6 @@ from ..evaluation.machine import available_memory
 from .console import note
 
 FLAG = "--dense"
-
-
-def add_dense_argument(parser: argparse._ActionsContainer) -> None:
-    """Add the flag."""
-    parser.add_argument(
-        FLAG,
-        action="store_true",
-        help="On MLX's CPU backend, compute with the quantized weights of target and drafter "
-        "unpacked to float32, which is faster and takes more memory (default: only for the "
-        "embedded pair)",
-    )
 
 
 def check_dense(args: argparse.Namespace) -> None:
@@ -45,7 +34,6 @@ def unpack(*models: nn.Module, flag: str = FLAG, say: Callable[[str], None] = no
 
     Args:
         models (nn.Module): Loaded lazily, so that large weights were not read so far.
-
         flag (str): What the lines name. Default: ``"--dense"``.
         say (callable): Takes the line. Default: to print it on stderr.
 

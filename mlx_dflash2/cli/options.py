@@ -60,8 +60,9 @@ def add_options(parser: argparse._ActionsContainer, options: Iterable[Option]) -
             how |= {"type": type(kind[0]), "choices": kind}
         else:
             how |= {"type": kind}
-        if default and not isinstance(default, list):
-            text += f" (default: {default})"
+        if default not in (None, []) and default is not False and "(default" not in text:
+            shown = " ".join(map(str, default)) if isinstance(default, list) else default
+            text += f" (default: {shown})"
         flags = [flag(name)] if short is None else [flag(name), short]
         parser.add_argument(*flags, default=default, help=text, **how)
 

@@ -1,49 +1,39 @@
-"""Start a command: first a fast BLAS, then everything that imports MLX."""
+"""Start a command: parse its options, load a fast BLAS, then import everything else."""
 
 import argparse
 import importlib
+import re
 import sys
-from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from ..blas.load import load_fast_blas
-
-FLAG = "--no-fast-blas"
-# argparse takes an abbreviation that is as long as this.
-_SHORTEST = "--no-f"
+from .console import note, run
 
 
-class _HandledAtStart(argparse.Action):
-    """A flag that :func:`start` has looked for; it leaves nothing among the arguments."""
+def start(package: str) -> None:
+    """Run a command on the process's arguments.
 
-    def __call__(self, *_: Any) -> None:
-        pass
-
-
-def add_blas_argument(parser: argparse._ActionsContainer) -> None:
-    """Add the flag that :func:`start` looks for."""
-    parser.add_argument(
-        FLAG,
-        action=_HandledAtStart,
-        dest=argparse.SUPPRESS,
-        nargs=0,
-        help="On Linux, let MLX multiply with the BLAS of its own package, which is slow",
-    )
-
-
-def start(package: str, fast_blas: bool = True) -> None:
-    """Run a command.
+    Its module ``options`` imports no MLX, so that help and a wrong use are answered at once; its
+    module ``command`` is imported after that.
 
     Args:
         package (str): The command's package, such as ``mlx_dflash2.generate``.
-        fast_blas (bool): Whether it multiplies matrices. Default: ``True``.
     """
-    if fast_blas and not is_switched_off(sys.argv[1:]):
-        if (problem := load_fast_blas()) is not None:
-            print(f"warning: {problem}", file=sys.stderr, flush=True)
-    importlib.import_module(".command", package).main()
+    run(partial(_start, package))
 
 
-def is_switched_off(arguments: Sequence[str]) -> bool:
-    """Return whether the flag is among arguments, which are parsed only after MLX is imported."""
-    return any(FLAG.startswith(text) and text.startswith(_SHORTEST) for text in arguments)
+def _start(package: str) -> None:
+    args = importlib.import_module(".options", package).parse(sys.argv[1:])
+    # A command that does not multiply matrices has no such flag.
+    if not getattr(args, "no_fast_blas", True) and (problem := load_fast_blas()) is not None:
+        note(f"warning: {problem}")
+    try:
+        importlib.import_module(".command", package).main(args)
+    except ValueError as error:
+        raise ValueError(as_flags(str(error), args)) from error
+
+
+def as_flags(text: str, args: argparse.Namespace) -> str:
+    """Spell the options that an error names in Python's way as the flags that were typed."""
+    names = "|".join(map(re.escape, vars(args)))
+    return re.sub(rf"`({names})`", lambda found: f"--{found[1].replace('_', '-')}", text)

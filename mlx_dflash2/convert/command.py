@@ -12,70 +12,14 @@ from mlx_lm.utils import dequantize_model, upload_to_hub
 
 from ..checkpoint.card import converted_card, describe, make_card
 from ..checkpoint.load import DTYPES, DrafterSource, find_drafter, read_drafter
-from ..checkpoint.quantization import BITS, Quantization
+from ..checkpoint.quantization import Quantization
 from ..checkpoint.save import refuse_existing, save_drafter
-from ..checkpoint.tensors import GROUP_SIZES, cast
-from ..cli.console import note, run
+from ..checkpoint.tensors import cast
+from ..cli.console import note
 from ..drafter.model import Drafter
 from ..drafter.speculators import from_speculators, is_speculators
 
 CARD_FILES = ("README.md",)
-
-
-def setup_arg_parser() -> argparse.ArgumentParser:
-    """Set up and return the argument parser."""
-    parser = argparse.ArgumentParser(
-        prog="mlx_dflash2.convert",
-        description="Convert a DFlash drafter to MLX format, and quantize it if asked to",
-    )
-    parser.add_argument(
-        "--hf-path",
-        "--model",
-        type=str,
-        required=True,
-        help="Path to the drafter: a local directory or a Hugging Face Hub repo",
-    )
-    parser.add_argument(
-        "--mlx-path",
-        type=str,
-        default="mlx_model",
-        help="Path to save the drafter, which must not exist yet (default: %(default)s)",
-    )
-    _add_quantization(parser)
-    parser.add_argument(
-        "--dtype",
-        type=str,
-        choices=tuple(DTYPES),
-        default="bfloat16",
-        help="Dtype of everything that is not quantized (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--upload-repo",
-        type=str,
-        default=None,
-        help="The Hugging Face repo to upload the drafter to",
-    )
-    parser.add_argument("--revision", type=str, default=None, help="Revision of the Hub repo")
-    return parser
-
-
-def _add_quantization(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-q",
-        "--quantize",
-        action="store_true",
-        help="Quantize the large matrices and the selector's codebooks",
-    )
-    bits, sizes = (", ".join(map(str, values)) for values in (BITS, GROUP_SIZES))
-    for flag, text in (
-        ("--q-bits", f"Bits per weight: {bits} (default: {Quantization.bits})"),
-        ("--q-group-size", f"Group size: {sizes} (default: {Quantization.group_size})"),
-        ("--q-codebook-bits", "Bits per weight of the codebooks (default: as --q-bits)"),
-    ):
-        parser.add_argument(flag, type=int, default=None, help=text)
-    parser.add_argument(
-        "-d", "--dequantize", action="store_true", help="Dequantize a quantized drafter"
-    )
 
 
 def convert(
@@ -171,7 +115,8 @@ def _upload(path: Path, upload_repo: str) -> None:
     HfApi().upload_file(path_or_fileobj=file, path_in_repo=file.name, repo_id=upload_repo)
 
 
-def _command(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
     if args.quantize and args.dequantize:
         raise ValueError("Choose either --quantize or --dequantize, not both.")
     given = {
@@ -191,8 +136,3 @@ def _command(args: argparse.Namespace) -> None:
         args.upload_repo,
         args.revision,
     )
-
-
-def main() -> None:
-    args = setup_arg_parser().parse_args()
-    run(lambda: _command(args))

@@ -15,6 +15,8 @@ from mlx_lm.models.cache import save_prompt_cache
 
 # Name of our own entry among the file's metadata.
 _METADATA = "mlx_dflash2"
+# What it holds.
+_OWN = ("tokens", "model", "drafter", "offset")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class CacheFile:
         metadata (dict): Texts by name; mlx_lm.generate expects ``model`` and
             ``tokenizer_config``.
         tokens (list of int): The tokens that the caches cover; empty if not known.
+        model (str, optional): Fingerprint of the target; ``None`` in mlx-lm's own files.
         drafter (str, optional): Fingerprint of the drafter.
         offset (int): Absolute position behind the drafter's context.
         context (list of mx.array): The drafter's context: keys, then values, of each layer.
@@ -34,6 +37,7 @@ class CacheFile:
     caches: list[Any]
     metadata: dict[str, str]
     tokens: list[int] = field(default_factory=list)
+    model: str | None = None
     drafter: str | None = None
     offset: int = 0
     context: Sequence[mx.array] = ()
@@ -46,8 +50,8 @@ def write_cache_file(file: str | Path, content: CacheFile) -> None:
         file (str or Path): A ``.safetensors`` file.
         content (CacheFile): The content.
     """
-    file = Path(file)
-    own = {"tokens": content.tokens, "offset": content.offset, "drafter": content.drafter}
+    file = Path(file).expanduser()
+    own = {name: getattr(content, name) for name in _OWN}
     metadata = content.metadata | {_METADATA: json.dumps(own)}
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         caches, whole = (str(Path(folder) / f"{name}.safetensors") for name in ("caches", "whole"))
@@ -67,7 +71,8 @@ def read_cache_file(file: str | Path) -> CacheFile:
         FileNotFoundError: if there is no such file.
         ValueError: if it is not a prompt cache.
     """
-    if not Path(file).is_file():
+    file = Path(file).expanduser()
+    if not file.is_file():
         raise FileNotFoundError(f"There is no prompt cache {file}.")
     try:
         arrays, flat = _load(str(file))

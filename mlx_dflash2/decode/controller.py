@@ -4,6 +4,8 @@ A width pays by how many tokens it is expected to give and by how long its round
 learned while decoding goes on: acceptance by position with forgetting, and the median of what
 rounds really took by their rows. Nothing runs only to be timed. Below break-even the controller
 parks in plain decoding, and tries a draft again at growing intervals.
+
+Copies need no tries: what is expected of them is known before they are verified.
 """
 
 import re
@@ -126,9 +128,9 @@ class Controller:
     def __init__(self, max_width: int, start_width: int = START_WIDTH):
         self.max_width = max_width
         self.acceptance = Acceptance(max(1, max_width - 1))
-        self.plain, self.drafting = Costs(), Costs()
+        self.plain, self.drafting, self.copying = Costs(), Costs(), Costs()
         self.rounds = self.drafts = 0
-        self.parked = start_width == 1
+        self.parked = start_width == 1 < max_width
         self.reason = "this chip gains little from several rows" if self.parked else None
         self._start = min(max_width, max(2, start_width))
         self._patience, self._waited, self._tries = PATIENCE, 0, 0
@@ -149,6 +151,45 @@ class Controller:
         if not self.plain.samples:
             return 1
         return max(range(2, limit + 1), key=lambda width: self._hope(width, sequences))
+
+    def choose_copies(self, chances: Sequence[Sequence[float]], limit: int, otherwise: int) -> int:
+        """Choose the width of a round that verifies nothing but copies.
+
+        Args:
+            chances (sequence): For each sequence how likely it is that one copied token stays, two,
+                and so on; it may be empty.
+            limit (int): The widest that budget and caches allow.
+            otherwise (int): The width of :meth:`choose`.
+
+        Returns:
+            int: The width, or 1 where the round of the other width should be faster.
+        """
+        count = len(chances)
+        limit = min(limit, 1 + max(map(len, chances), default=0))
+        if limit <= 1:
+            return 1
+
+        def tokens(width: int) -> float:
+            return 1 + sum(sum(row[: width - 1]) for row in chances) / count
+
+        if not self.copying.samples:
+            limit = min(limit, START_WIDTH)
+        if not self.plain.samples or (otherwise > 1 and not self.drafting.samples):
+            return limit if tokens(limit) > self.acceptance.tokens(otherwise) else 1
+        if not self.copying.samples:
+            return limit
+
+        def rate(width: int) -> float:
+            base = count, self._plain_seconds(count)
+            return tokens(width) / self.copying.seconds(count * width, base)
+
+        best = max(range(2, limit + 1), key=rate)
+        return best if rate(best) > (1 + MARGIN) * self._rate(otherwise, count) else 1
+
+    def observe_copies(self, rows: int, seconds: float) -> None:
+        """Learn what a pass of copies took."""
+        self.rounds += 1
+        self.copying.observe(rows, seconds, self.rounds)
 
     def observe(self, width: int, drafts: Sequence[tuple[int, int]], seconds: float) -> None:
         """Learn from a round.
@@ -197,7 +238,8 @@ class Controller:
 
     def _park_or_go(self, sequences: int, drafted: bool, accepted: bool) -> None:
         gain = self.gain(sequences)
-        if not self.parked and gain < 1 - MARGIN:
+        # One timed draft is not enough: it may have compiled its kernels.
+        if not self.parked and self.drafts > 2 and gain < 1 - MARGIN:
             self.parked, self._waited, self._tries = True, 0, 0
             self.reason = f"drafting would give {gain:.2f} times the speed of plain decoding"
             self.acceptance.fade()

@@ -11,7 +11,7 @@ import mlx_lm
 from mlx_lm.generate import GenerationResponse, generation_stream, wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from ..drafter.model import Proposer
+from ..drafter.model import Drafter, Proposer
 from .defaults import KV_GROUP_SIZE, MAX_TOKENS, PREFILL_STEP_SIZE, QUANTIZED_KV_START
 from .judge import Judge
 from .loop import Loop
@@ -19,6 +19,7 @@ from .options import GenerationOptions, LogitsProcessor, Sampler
 from .session import DFlashPromptCache
 from .stats import Stats
 from .text import StopStrings, check_prompt, encode_prompt, responses, stop_strings
+from .warm import warm_up
 
 Steps = Generator[tuple[int, mx.array, bool], None, None]
 # Arguments of a single run rather than options.
@@ -126,16 +127,9 @@ def generate_tokens(
 ) -> Steps:
     """Generate token ids as :func:`dflash_generate_step`, with options as one object."""
     check_prompt(prompt)
-    judge = Judge(options.sampler, options.logits_processors, options.seed)
-    loop = Loop(
-        model,
-        draft_model,
-        stream,
-        Stats() if stats is None else stats,
-        kv_quantization=options.kv_quantization,
-        block_size=options.block_size,
-        verify_width=options.verify_width,
-        adaptive=judge.is_repeatable_at_any_width,
+    judge = make_judge(options)
+    loop = make_loop(
+        model, draft_model, options, [judge], stream, Stats() if stats is None else stats
     )
     sequence = loop.open(judge, prompt_cache, options.max_kv_size)
     left = options.token_limit
@@ -143,14 +137,47 @@ def generate_tokens(
         callback = prompt_progress_callback or (lambda *_: None)
         decision = loop.prefill(sequence, prompt, options.prefill_step_size, callback)
         while left > 0:
+            left -= len(decision.tokens)
             for row, token in enumerate(decision.tokens):
+                if row == decision.num_accepted:
+                    loop.draft_ahead([left])
                 decision.taken += 1
                 yield token, decision.logprobs[row], row < decision.num_accepted
-            left -= len(decision.tokens)
             if left > 0:
                 decision = loop.next_round([sequence], sequence.caches, [left])[0]
     finally:
         loop.close(sequence)
+
+
+def make_judge(options: GenerationOptions) -> Judge:
+    """Make the judge of one sequence, whose draws are its own."""
+    return Judge(options.sampler, options.logits_processors, options.seed)
+
+
+def make_loop(
+    model: nn.Module,
+    draft_model: Proposer,
+    options: GenerationOptions,
+    judges: Sequence[Judge],
+    stream: Any,
+    stats: Stats,
+) -> Loop:
+    """Make the loop that decodes the sequences of some judges; on a GPU warm the pair up."""
+    loop = Loop(
+        model,
+        draft_model,
+        stream,
+        stats,
+        kv_quantization=options.kv_quantization,
+        block_size=options.block_size,
+        verify_width=options.verify_width,
+        adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
+    )
+    if mx.default_device() == mx.gpu and isinstance(draft_model, Drafter):
+        with loop.guard.step():
+            widths = sorted({1, loop.verify_width})
+            warm_up(loop.target, draft_model, stream, loop.block_size, widths)
+    return loop
 
 
 def stream_generate(

@@ -146,6 +146,11 @@ class Judge:
                 return f"the logits processor {name}"
         return "the sampler" if self.rule == COUPLED else None
 
+    @property
+    def lasting(self) -> list[mx.array]:
+        """What outlives a round: the next may run on another thread, so it is evaluated here."""
+        return [] if self.key is None else [self.key]
+
     def draft_key(self) -> mx.array | None:
         """This round's key for the drafter's walk; ``None`` where it takes the best step."""
         return None if self.key is None else self._round_keys(self.key)[0]
@@ -154,7 +159,6 @@ class Judge:
         """Independent keys for one round's draft, filter, acceptance and draw."""
         if self._keys is None:
             self.key, *self._keys = mx.random.split(key, 5)
-            mx.async_eval(self.key)
         return self._keys
 
     def at_once(
@@ -218,19 +222,23 @@ class Judge:
                 stays = i < len(drafts) and tokens[-1] == drafts[i]
             if not stays:
                 break
-        mx.eval(logprobs)
+        mx.eval(logprobs, self.lasting)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
-    def forced(self, most: int) -> Proposal | None:
-        """Drafts that need no drafter because nothing else may follow; ``None`` for none."""
-        tokens = [] if self.constraint is None else self.constraint.forced(most)
-        return Proposal(mx.array(tokens, mx.uint32), mx.array(True)) if tokens else None
+    def forced(self, most: int) -> Proposal:
+        """Drafts that need no drafter because nothing else may follow, perhaps none."""
+        tokens = [] if self.constraint is None or most < 1 else self.constraint.forced(most)
+        return Proposal(mx.array(tokens, mx.uint32), mx.array(True)) if tokens else Proposal.none()
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """How many drafts may follow one after the other."""
+        return len(drafts) if self.constraint is None else self.constraint.allowed(drafts)
 
     def cut(self, proposal: Proposal) -> Proposal:
         """Cut a proposal before the first draft that may not follow, which takes a host read."""
         if self.constraint is None:
             return proposal
-        return proposal.first(self.constraint.allowed(integers(proposal.tokens)))
+        return proposal.first(self.allowed(integers(proposal.tokens)))
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Note tokens that were emitted."""
@@ -283,7 +291,11 @@ def decide_all(
     if waiting:
         # The round's one host read.
         rows = mx.concatenate([host for host, _ in waiting.values()])
-        mx.eval(rows, [logprobs for _, logprobs in waiting.values()])
+        mx.eval(
+            rows,
+            [logprobs for _, logprobs in waiting.values()],
+            [judges[index].lasting for index in waiting],
+        )
         numbers = iter(integers(rows))
         for index, (host, logprobs) in waiting.items():
             num_accepted, finite, target_finite, *tokens = islice(numbers, host.size)

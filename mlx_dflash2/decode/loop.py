@@ -1,66 +1,36 @@
 """The decoding loop: rounds of draft, verify, decide, keep and extend over a list of sequences."""
 
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import ArraysCache
 
+from ..copies import CopyProposer, without_copies
 from ..drafter.fit import check_fit
 from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
+from ..kernels.race import faster
 from ..targets import Forward, bind
-from .batch.draft import extend_rows, propose_rows
-from .clock import ACCEPT, HOST, SELECT, VERIFY, Clock
+from .checks import check_ids, check_widths
+from .clock import ACCEPT, HOST, VERIFY, Clock
 from .controller import Controller, start_width
-from .guard import DraftGuard
+from .drafting import Drafting
+from .guard import DraftGuard, warn_low_acceptance
 from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
+from .plan import plan_round
 from .rollback import Transaction, rows_at_once
+from .round import Ahead, Round, aborting, blocks
 from .sequence import Sequence
 from .session import Session, open_session
-from .stats import LOW_ACCEPTANCE_ROUNDS, Stats
+from .stats import Stats
 
 # Every round leaves buffers of new sizes behind: masks, scores, contexts.
 ROUNDS_PER_CLEAR = 32
-
-
-@dataclass
-class Round:
-    """One target pass over a block of each sequence, and what keeps only some of its rows.
-
-    ``inputs`` [B, W] are anchors and drafts, shorter blocks padded; ``logits`` [B, W, V] the
-    target's own; ``decisions`` one a sequence, once the round has been read.
-    """
-
-    sequences: list[Sequence]
-    proposals: list[Proposal]
-    inputs: mx.array
-    out: Forward
-    logits: mx.array
-    transaction: Transaction
-    decisions: list[Decision] = field(default_factory=list)
-    seconds: float = 0.0
-
-    @property
-    def width(self) -> int:
-        """Rows of the pass for each sequence."""
-        return self.inputs.shape[1]
-
-    @property
-    def rows_of_logits(self) -> list[mx.array]:
-        """Each sequence's logits [L + 1, V] of its anchor and its L drafts."""
-        return [
-            rows if 1 + p.tokens.size == rows.shape[0] else rows[: 1 + p.tokens.size]
-            for rows, p in zip(self.logits, self.proposals, strict=True)
-        ]
 
 
 class Loop:
@@ -74,7 +44,7 @@ class Loop:
         kv_quantization (KVQuantization): When to quantize the target's caches.
         block_size (int, optional): Rows of the drafter's block. Default: the trained number.
         verify_width (int, optional): Rows that the target verifies. Default: in each round those
-            that should give the most tokens a second, at most the block's.
+            that should give the most tokens a second, at most the block's or a copy's.
         adaptive (bool): Choose widths where none is given. Default: ``True``.
         clock (Clock, optional): Takes the time of each phase, and makes each one wait.
 
@@ -95,26 +65,34 @@ class Loop:
         adaptive: bool = True,
         clock: Clock | None = None,
     ):
-        self.model, self.target, self.proposer = model, bind(model), draft_model
-        if isinstance(draft_model, Drafter):
-            check_fit(draft_model.args, self.target.shape)
+        self.model, self.draft_model, self.target = model, draft_model, bind(model)
+        drafter = without_copies(draft_model)
+        self.max_copied = draft_model.max_drafts if isinstance(draft_model, CopyProposer) else 0
+        if isinstance(drafter, Drafter):
+            check_fit(drafter.args, self.target.shape)
         self.block_size, self.verify_width = check_widths(
-            draft_model.block_size, block_size, verify_width
+            draft_model.block_size, block_size, verify_width, self.max_copied
         )
+        # What computes few rows faster; the caller's own models stay what they are.
+        models = [model, drafter] if isinstance(drafter, Drafter) else [model]
+        shadow, *shadows = faster(models, max(self.block_size, self.verify_width))
+        self.target, drafter = bind(shadow), shadows[0] if shadows else drafter
         self.stream, self.stats, self.clock = stream, stats, clock
         self.kv_quantization = kv_quantization
-        self.guard = DraftGuard(stats, own=isinstance(draft_model, Drafter))
+        self.guard = DraftGuard(stats, isinstance(drafter, Drafter | None), self.max_copied > 0)
+        self.drafting = Drafting(drafter, self.target, self.block_size, self.guard, clock)
         self.controller: Controller | None = None
         if adaptive and verify_width is None and self.verify_width > 1:
-            self.controller = Controller(self.verify_width, start_width())
+            self.controller = Controller(self.block_size, start_width())
         self.round: Round | None = None
+        self._ahead: Ahead | None = None
         self._passes = 0
         stats.block_size, stats.verify_width = self.block_size, self.verify_width
 
     @property
     def drafts(self) -> bool:
-        """Whether the next round may draft."""
-        return self.guard.on and self.verify_width > 1
+        """Whether the next round may draft: a drafter that failed leaves copies alone."""
+        return (self.guard.on and self.block_size > 1) or self.max_copied > 0
 
     def open(
         self,
@@ -141,7 +119,8 @@ class Loop:
         judge.check_vocabulary(self.target.vocab_size)
         self.stats.cached_tokens += len(session)
         self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
-        sequence = Sequence(session, judge, session.context_for(self.proposer), self.verify_width)
+        context = session.context_for(self.draft_model)
+        sequence = Sequence(session, judge, context, self.verify_width)
         if verify_width is not None:
             sequence.verify_width, sequence.adaptive = min(self.verify_width, verify_width), False
         return sequence
@@ -163,7 +142,7 @@ class Loop:
             step_size (int): Tokens to process at a time.
             progress (callable): Called with the tokens processed so far and their total.
         """
-        done, total = 0, prompt.size
+        total, done = prompt.size, 0
         with mx.stream(self.stream):
             check_ids(prompt, self.target.num_embeddings)
         sequence.session.lend()
@@ -181,7 +160,7 @@ class Loop:
 
     def expect(self, sequence: Sequence, count: int) -> None:
         """Announce tokens to :meth:`read`: the drafter keeps only the last of them."""
-        size = self.proposer.context_size
+        size = self.draft_model.context_size
         sequence.context_start = 0 if size is None else sequence.position + count - size
 
     def read(self, sequence: Sequence, chunk: mx.array) -> None:
@@ -205,8 +184,7 @@ class Loop:
             if sequence.judge.processors:
                 sequence.history = history
             last = last.astype(mx.uint32)
-            # Only a conversation needs the number itself.
-            sequence.anchor = integer(last) if sequence.session.keeps_tokens else None
+            sequence.anchor = integer(last) if sequence.keeps_tokens else None
             proposals = [Proposal.none()]
             self.round = self._decide(
                 self._verify([sequence], sequence.caches, last[None], proposals)
@@ -232,7 +210,7 @@ class Loop:
         start = time.perf_counter()
         with mx.stream(self.stream):
             self.settle()
-            settled = time.perf_counter()
+            settled = time.perf_counter() - (self._ahead.seconds if self._ahead else 0.0)
             self.round = self._decide(self.launch(sequences, layers, budgets))
             self._passes += 1
             if self._passes % ROUNDS_PER_CLEAR == 0:
@@ -254,10 +232,52 @@ class Loop:
         Args:
             lazy (bool): Leave the drafts unevaluated, too. Default: ``False``.
         """
-        widths = self._widths(sequences, layers, budgets)
+        budgets = [min(b, s.verify_width) for b, s in zip(budgets, sequences, strict=True)]
+        widest, drafts = self._rows_allowed(layers, budgets), self.guard.on and self.block_size > 1
+        plan = plan_round(sequences, budgets, widest, self.max_copied, drafts, self.controller)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
-        proposals = self._propose(sequences, anchors, widths, lazy)
-        return self._verify(sequences, layers, _blocks(anchors, proposals), proposals)
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            proposals = self.drafting.propose(sequences, anchors, plan.drafter_widths, lazy)
+        else:
+            proposals = [
+                proposal.first(width - 1) if width > 1 else Proposal.none()
+                for proposal, width in zip(ahead.proposals, plan.drafter_widths, strict=True)
+            ]
+        proposals = plan.with_copies(proposals)
+        return self._verify(sequences, layers, blocks(anchors, proposals), proposals)
+
+    def draft_ahead(self, budgets: Rows[float]) -> None:
+        """Begin the next round's drafts, so that the drafter works while the caller does.
+
+        To be called when the last tokens of the round are about to be handed out. The target's
+        caches stay as they are, and a caller that stops here loses nothing but the drafts.
+
+        Args:
+            budgets (sequence): The most tokens to accept for each sequence after this round.
+        """
+        round_, most = self.round, min(self.verify_width, max(budgets))
+        # Whether the next round copies is known only once this one is settled.
+        if round_ is None or not self.drafts or most <= 1 or self.max_copied:
+            return
+        # So is what a constraint forbids; and who does not draft has no context.
+        if any(s.judge.constraint is not None or not s.drafts for s in round_.sequences):
+            return
+        if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
+            return
+        start = time.perf_counter()
+        sequences, decisions = round_.sequences, round_.decisions
+        with mx.stream(self.stream):
+            anchors = mx.array([decision.tokens[-1] for decision in decisions], mx.uint32)
+            positions = [sequence.position for sequence in sequences]
+            self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
+            if self.drafts:
+                widths = [int(min(self.block_size, budget)) for budget in budgets]
+                proposals = self.drafting.propose(sequences, anchors, widths)
+                self._ahead = Ahead(proposals, time.perf_counter() - start)
+            # The next round may run on another thread.
+            mx.async_eval([sequence.context_state for sequence in sequences])
+        self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:
         """Keep the rows of the tokens that the round's sequences handed out.
@@ -279,13 +299,13 @@ class Loop:
             raise
         positions = [sequence.position for sequence in sequences]
         answering = [sequence.answering for sequence in sequences]
-        for sequence, decision in zip(sequences, decisions, strict=True):
-            sequence.advance(decision)
+        rows = [s.advance(decision) for s, decision in zip(sequences, decisions, strict=True)]
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
-        if extend and self.drafts:
-            self._extend(sequences, round_.inputs, round_.out.taps, positions, keeps)
-        self._lap(ACCEPT, [s.context_state for s in sequences], _states(round_))
+        if extend:
+            self._read(sequences, rows, positions)
+            self._extend(round_, positions, keeps)
+        self._lap(ACCEPT, [s.context_state for s in sequences], round_.states)
         round_.seconds += time.perf_counter() - start
         self._count(round_, answering)
 
@@ -311,65 +331,15 @@ class Loop:
             finally:
                 session.give_back()
 
-    def _widths(
-        self, sequences: list[Sequence], layers: list[Any], budgets: Rows[float]
-    ) -> list[int]:
-        """Rows that each sequence's block may have in this round."""
-        budgets = [min(b, s.verify_width) for b, s in zip(budgets, sequences, strict=True)]
-        limit: float = self.verify_width if self.drafts else 1
-        if limit > 1 and max(budgets) > 1:
+    def _rows_allowed(self, layers: list[Any], budgets: Rows[float]) -> int:
+        """The most rows of a pass that caches, budgets and the loop's own width allow."""
+        most: float = self.verify_width if self.drafts else 1
+        if most > 1 and max(budgets) > 1:
             ring = rows_at_once(layers)
             if ring <= 1:
                 self.guard.stop("the target's cache is full and keeps its first rows (max_kv_size)")
-            limit = min(limit, ring, self.kv_quantization.rows_at_once(layers))
-        chosen = limit
-        if self.controller is not None and min(limit, max(budgets)) > 1:
-            chosen = self.controller.choose(int(min(limit, max(budgets))), len(budgets))
-        return [
-            int(min(budget, chosen if s.adaptive else limit))
-            for budget, s in zip(budgets, sequences, strict=True)
-        ]
-
-    def _propose(
-        self, sequences: list[Sequence], anchors: mx.array, widths: list[int], lazy: bool
-    ) -> list[Proposal]:
-        """Draft for every sequence that has room; none drafts once drafting has stopped."""
-        proposals = [Proposal.none() for _ in sequences]
-        # A sequence with room for one token takes no key, as on its own.
-        places = [index for index, width in enumerate(widths) if width > 1]
-        for index in places:
-            # What a constraint forces is drafted for free.
-            forced = sequences[index].judge.forced(widths[index] - 1)
-            proposals[index] = proposals[index] if forced is None else forced
-        places = [index for index in places if not proposals[index].tokens.size]
-        if not places:
-            return proposals
-        drafting = [sequences[index] for index in places]
-        # Our own drafter takes its tokens from the target's head.
-        known = None if isinstance(self.proposer, Drafter) else self.target.num_embeddings
-        with self.guard.step():
-            found = propose_rows(
-                self.proposer,
-                self.target,
-                anchors if len(places) == len(sequences) else anchors[mx.array(places)],
-                [sequence.context for sequence in drafting],
-                self.block_size,
-                [sequence.judge for sequence in drafting],
-                self.clock,
-            )
-            found = [
-                usable(proposal, widths[index] - 1, known)
-                for index, proposal in zip(places, found, strict=True)
-            ]
-            # The drafter runs while the target's graph is built; launch errors show here.
-            if not lazy:
-                mx.async_eval([x for proposal in found for x in proposal if x is not None])
-            for index, proposal in zip(places, found, strict=True):
-                judge = sequences[index].judge
-                proposals[index] = judge.cut(proposal)
-                self.stats.host_reads += judge.constraint is not None
-        self._lap(SELECT, [[x for x in p if x is not None] for p in proposals])
-        return proposals
+            most = min(most, ring, self.kv_quantization.rows_at_once(layers))
+        return int(min(most, max(budgets)))
 
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
         """Append known tokens [S] to a sequence's caches and to its context."""
@@ -379,43 +349,46 @@ class Loop:
         transaction.commit([chunk.size], out.records)
         position = sequence.position
         sequence.position += chunk.size
-        if sequence.session.keeps_tokens:
-            sequence.session.append(integers(chunk))
+        tokens = integers(chunk) if sequence.keeps_tokens else []
+        sequence.session.append(tokens)
         self.kv_quantization.apply(sequence.caches)
         if wanted and self.drafts:
             # From the first row that a later block can see.
             first = max(0, sequence.context_start - position)
             taps = None if out.taps is None else out.taps[:, first:]
             kept = chunk.size - first
-            self._extend([sequence], chunk[None, first:], taps, [position + first], [kept])
-        mx.eval([cache.state for cache in sequence.caches], sequence.context_state)
+            self.drafting.extend([sequence], chunk[None, first:], taps, [position + first], [kept])
+        states = [cache.state for cache in sequence.caches], sequence.context_state
+        mx.async_eval(*states)
+        if extend:
+            # While the device works.
+            self._read([sequence], [tokens], [position])
+        mx.eval(*states)
         mx.clear_cache()
 
-    def _extend(
-        self,
-        sequences: list[Sequence],
-        inputs: mx.array,
-        taps: mx.array | None,
-        positions: list[int],
-        keeps: list[int],
+    def _read(
+        self, sequences: list[Sequence], tokens: Rows[list[int]], positions: Rows[int]
     ) -> None:
-        rows = [b for b, sequence in enumerate(sequences) if sequence.drafts]
-        if not rows:
-            return
-        if len(rows) < len(sequences):
-            inputs = inputs[mx.array(rows)]
-            taps = None if taps is None else taps[mx.array(rows)]
-        contexts = [sequences[b].context for b in rows]
-        positions, keeps = ([numbers[b] for b in rows] for numbers in (positions, keeps))
+        """Show committed tokens to the contexts that want to see them all."""
         with self.guard.step():
-            extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
+            for sequence, row, position in zip(sequences, tokens, positions, strict=True):
+                if hasattr(sequence.context, "read"):
+                    sequence.context.read(row, position)
+
+    def _extend(self, round_: Round, positions: Rows[int], keeps: Rows[int]) -> None:
+        """Hand the kept rows to the drafter, once."""
+        if self.drafts and not round_.extended:
+            round_.extended = True
+            sequences, taps = round_.sequences, round_.out.taps
+            self.drafting.extend(sequences, round_.inputs, taps, positions, keeps)
 
     def _forward(
         self, layers: list[Any], tokens: mx.array, taps: bool = False, record: bool = False
     ) -> tuple[Forward, Transaction]:
         transaction = Transaction(layers, tokens.shape[1])
-        tap_layers = self.proposer.target_layer_ids if taps and self.drafts else ()
-        with _aborting(transaction):
+        taps = taps and self.drafts and self.guard.on
+        tap_layers = self.draft_model.target_layer_ids if taps else ()
+        with aborting(transaction):
             out = self.target.forward(tokens, layers, tap_layers, record)
             self.kv_quantization.check_heads(layers)
         return out, transaction
@@ -430,7 +403,7 @@ class Loop:
         """Run the anchors and the drafts after them through the target."""
         taps = any(sequence.drafts for sequence in sequences)
         out, transaction = self._forward(layers, inputs, taps, record=inputs.shape[1] > 1)
-        with _aborting(transaction):
+        with aborting(transaction):
             logits = self.target.logits(out.hidden)
         return Round(sequences, proposals, inputs, out, logits, transaction)
 
@@ -440,11 +413,11 @@ class Loop:
         An error while the drafts themselves are computed, which is only now, ends the generation.
         """
         sequences = round_.sequences
-        with _aborting(round_.transaction):
+        with aborting(round_.transaction):
             # Evaluate state that outlives this round now; the next may run on another thread.
             lasting = [round_.out.taps, *(s.history for s in sequences)]
             mx.async_eval(
-                _states(round_),
+                round_.states,
                 [x for x in lasting if x is not None],
                 [s.context_state for s in sequences],
             )
@@ -462,115 +435,35 @@ class Loop:
         return round_
 
     def _count(self, round_: Round, answering: list[bool]) -> None:
-        before, decisions = self.stats.first_drafts, round_.decisions
-        rows = zip(round_.sequences, decisions, answering, strict=True)
-        for sequence, decision, after_prompt in rows:
+        before = self.stats.first_drafts
+        rows = zip(round_.sequences, round_.decisions, round_.proposals, answering, strict=True)
+        for sequence, decision, proposal, after_prompt in rows:
             bonus = decision.taken > decision.num_accepted
+            counts = decision.num_drafted, decision.num_kept - 1, bonus
             for stats in (self.stats, sequence.stats):
                 if after_prompt:
-                    stats.count_round(decision.num_drafted, decision.num_kept - 1, bonus)
+                    stats.count_round(*counts, copied=proposal.copied)
                 else:
                     stats.prefills += bonus
         if all(answering):
             self.stats.count_pass(round_.width)
-            if self.controller is not None and self.guard.on:
-                drafts = [(decision.num_drafted, decision.num_accepted) for decision in decisions]
-                self.controller.observe(round_.width, drafts, round_.seconds)
-                self.stats.parked = self.controller.reason
-                self.stats.parked_rounds += self.controller.parked and round_.width == 1
+            if self.controller is not None and self.drafts:
+                self._control(self.controller, round_)
         warn_low_acceptance(self.stats, before)
+
+    def _control(self, controller: Controller, round_: Round) -> None:
+        """Tell the controller what a round took and gave; copies say nothing of the drafter."""
+        drafts = [
+            (0, 0) if proposal.copied else (decision.num_drafted, decision.num_accepted)
+            for proposal, decision in zip(round_.proposals, round_.decisions, strict=True)
+        ]
+        if round_.width > 1 and not any(drafted for drafted, _ in drafts):
+            controller.observe_copies(round_.width * len(drafts), round_.seconds)
+        else:
+            controller.observe(round_.width, drafts, round_.seconds)
+        self.stats.parked = controller.reason
+        self.stats.parked_rounds += controller.parked and round_.width == 1
 
     def _lap(self, phase: str, *results: Any) -> None:
         if self.clock is not None:
             self.clock.lap(phase, *results)
-
-
-def _blocks(anchors: mx.array, proposals: Rows[Proposal]) -> mx.array:
-    """Each sequence's anchor and drafts [B, W]; shorter ones are padded."""
-    most = max(proposal.tokens.size for proposal in proposals)
-    if most == 0:
-        return anchors[:, None]
-    if len(proposals) == 1:
-        return mx.concatenate([anchors, proposals[0].tokens])[None]
-    drafts = [mx.pad(p.tokens, (0, most - p.tokens.size)) for p in proposals]
-    return mx.concatenate([anchors[:, None], mx.stack(drafts)], axis=1)
-
-
-def _states(round_: Round) -> list[Any]:
-    """What the pass left in caches of keys and values; recurrent states wait for the commit."""
-    return [c.state for c in round_.transaction.layers if not isinstance(c, ArraysCache)]
-
-
-@contextmanager
-def _aborting(transaction: Transaction) -> Iterator[None]:
-    """Put the caches back if the pass fails."""
-    try:
-        yield
-    except BaseException:
-        transaction.abort()
-        raise
-
-
-def warn_low_acceptance(stats: Stats, before: int) -> None:
-    """Warn once, in the pass that completes the number of first drafts that a judgment needs.
-
-    Args:
-        stats (Stats): With the pass counted.
-        before (int): First drafts that were counted before it.
-    """
-    due = before < LOW_ACCEPTANCE_ROUNDS <= stats.first_drafts
-    if due and (reason := stats.low_acceptance):
-        warnings.warn(f"Drafts are rarely accepted: {reason}.", stacklevel=4)
-
-
-def check_ids(prompt: mx.array, vocab_size: int) -> None:
-    """Refuse token ids that the target cannot embed: MLX would read other memory.
-
-    Raises:
-        ValueError: naming the id and the place.
-    """
-    wrong = (prompt < 0) | (prompt >= vocab_size)
-    if wrong.any().item():
-        index = integer(mx.argmax(wrong))
-        raise ValueError(
-            f"`prompt` holds token {integer(prompt[index])} at place {index} but the target has "
-            f"{vocab_size} tokens; the tokenizer may be of another model."
-        )
-
-
-def usable(proposal: Proposal, count: int, known: int | None = None) -> Proposal:
-    """The first drafts of a proposal, as the target reads them.
-
-    Ids from ``known`` on become another one, and the proposal not finite.
-
-    Raises:
-        ValueError: if they are not a row of ids.
-    """
-    proposal = proposal.first(count)
-    if proposal.tokens.ndim != 1:
-        raise ValueError(f"drafts have to be [L] but are {list(proposal.tokens.shape)}")
-    tokens = proposal.tokens.astype(mx.uint32)
-    if known is None:
-        return proposal._replace(tokens=tokens)
-    finite = proposal.finite & (tokens < known).all()
-    return proposal._replace(tokens=mx.minimum(tokens, known - 1), finite=finite)
-
-
-def check_widths(trained: int, block_size: int | None, verify_width: int | None) -> tuple[int, int]:
-    """Block size and verify width in effect, for a drafter trained with blocks of ``trained``.
-
-    Raises:
-        ValueError: naming the one that is out of range.
-    """
-    block = trained if block_size is None else block_size
-    if not 1 <= block <= trained:
-        raise ValueError(
-            f"`block_size` is {block} but has to be from 1 to {trained}, the block that the "
-            "drafter was trained with."
-        )
-    width = block if verify_width is None else verify_width
-    if not min(2, block) <= width <= block:
-        raise ValueError(
-            f"`verify_width` is {width} but has to be from {min(2, block)} to the block of {block}."
-        )
-    return block, width

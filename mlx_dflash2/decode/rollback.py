@@ -49,20 +49,20 @@ class Trim:
 
 
 class Restore:
-    """Put the saved state back and append the kept rows again: exact where a ring has wrapped."""
+    """Cut the newest rows off a ring that has wrapped: a pass of several leaves it in order."""
 
     def __init__(self, cache: Any, num_rows: int):
         self.cache, self.num_rows = cache, num_rows
         self.saved = _state(cache)
 
     def commit(self, keeps: Sequence[int], record: Any) -> None:
-        keep = keeps[0]
-        if keep == self.num_rows:
-            return
-        rows = [x[..., -self.num_rows :, :] for x in (self.cache.keys, self.cache.values)]
-        self.abort()
-        if keep > 0:
-            self.cache.update_and_fetch(*(x[..., :keep, :] for x in rows))
+        surplus = self.num_rows - keeps[0]
+        if keeps[0] == 0:
+            self.abort()
+        elif surplus > 0:
+            keys, values, offset, first, size, index = self.cache.state
+            kept = (x[..., :-surplus, :] for x in (keys, values))
+            self.cache.state = (*kept, offset - surplus, first, size, index - surplus)
 
     def abort(self) -> None:
         self.cache.state = tree_map(_handle, self.saved)

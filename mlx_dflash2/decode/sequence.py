@@ -4,6 +4,7 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..copies import CopyContext
 from .judge import Decision, Judge
 from .session import Session
 from .stats import Stats
@@ -50,12 +51,27 @@ class Sequence:
         return self.session.working
 
     @property
+    def copies(self) -> CopyContext | None:
+        """Return where its drafts may be copied from."""
+        return self.context if isinstance(self.context, CopyContext) else None
+
+    @property
+    def drafter_context(self) -> Any:
+        """Return the context of the drafter itself."""
+        return self.context if self.copies is None else self.copies.inner
+
+    @property
+    def keeps_tokens(self) -> bool:
+        """Tell whether anybody needs the ids of the prompt on the host."""
+        return self.session.keeps_tokens or hasattr(self.context, "read")
+
+    @property
     def context_state(self) -> list[mx.array]:
         """The arrays of the drafter's context; empty where a foreign context does not tell."""
         return getattr(self.context, "state", [])
 
-    def advance(self, decision: Decision) -> None:
-        """Account for a pass of which the caches keep ``decision.num_kept`` rows."""
+    def advance(self, decision: Decision) -> list[int]:
+        """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
         emitted = decision.tokens[: decision.taken]
         anchor = [] if self.anchor is None else [self.anchor]
         rows = [*anchor, *emitted][: decision.num_kept]
@@ -69,3 +85,4 @@ class Sequence:
         if not self.answering:
             self.answering = True
             self.session.checkpoint()
+        return rows

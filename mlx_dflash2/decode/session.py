@@ -9,15 +9,21 @@ from typing import Any, Self
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
+from ..copies import without_copies
 from ..drafter.model import Drafter, Proposer
 from ..targets import Target
 from .cache_file import CacheFile, read_cache_file, write_cache_file
 from .rollback import Checkpoint, check_caches, drops_rows, num_cached
 
 MAX_CHECKPOINTS = 4
+# Settings of modules that no array shows.
+_SETTINGS = ("bits", "group_size", "mode", "scale")
+# Numbers of each array that tell a target's weights from others.
+_SAMPLES = 16
 IN_USE = (
     "The prompt cache is in use by a generator that is still open: close it, or run it to its end, "
     "before the cache is used again."
@@ -165,6 +171,8 @@ class DFlashPromptCache(Session):
         """Return the context, or a cold one if another drafter is to go on."""
         if draft_model is not self.draft_model:
             self.draft_model, self.context = draft_model, draft_model.make_context()
+        if hasattr(self.context, "read"):
+            self.context.read(self.tokens, 0)
         return self.context
 
     def append(self, tokens: Sequence[int]) -> None:
@@ -191,6 +199,7 @@ class DFlashPromptCache(Session):
             self.caches,
             metadata or {},
             self.tokens,
+            target_fingerprint(self.model),
             fingerprint(self.draft_model),
             getattr(self.context, "offset", 0),
             _context_arrays(self.context),
@@ -225,6 +234,17 @@ class DFlashPromptCache(Session):
         Raises:
             ValueError: if the caches are of another model.
         """
+        if content.model is None:
+            warnings.warn(
+                "The prompt cache does not say which weights it was made with: with others, or "
+                "with another adapter, the answer is wrong.",
+                stacklevel=3,
+            )
+        elif content.model != target_fingerprint(model):
+            raise ValueError(
+                "The prompt cache was made with another model, or with another adapter, "
+                "quantization or dtype of this one."
+            )
         self = cls(model, draft_model)
         check_caches(content.caches, self.caches)
         self.caches[:] = content.caches
@@ -280,12 +300,32 @@ def open_session(
     return session
 
 
+def target_fingerprint(model: nn.Module) -> str:
+    """Identify a target by its modules' settings, and by a few numbers of every array."""
+    digest, samples = hashlib.sha256(), []
+    for path, module in model.named_modules():
+        settings = [getattr(module, name, None) for name in _SETTINGS]
+        known = [value for value in settings if isinstance(value, int | float | str)]
+        digest.update(repr((path, type(module).__name__, known)).encode())
+    arrays: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
+    for path, value in arrays.items():
+        digest.update(repr((path, value.shape, str(value.dtype))).encode())
+        # One axis of an array has at most this length.
+        while value.size >= 2**31:
+            value = value[0]
+        numbers = value.reshape(-1)[:: max(1, value.size // _SAMPLES)]
+        samples.append(numbers[:_SAMPLES].astype(mx.float32))
+    digest.update(np.array(mx.concatenate(samples)).tobytes())
+    return digest.hexdigest()
+
+
 def fingerprint(draft_model: Proposer) -> str:
     """Identify a drafter by its config and one norm: contexts of others cannot be used."""
-    if not isinstance(draft_model, Drafter):
-        return repr(type(draft_model))
-    weights = np.array(draft_model.hidden_norm.weight.astype(mx.float32)).tobytes()
-    return hashlib.sha256(repr(draft_model.args).encode() + weights).hexdigest()
+    drafter = without_copies(draft_model)
+    if not isinstance(drafter, Drafter):
+        return repr(type(drafter))
+    weights = np.array(drafter.hidden_norm.weight.astype(mx.float32)).tobytes()
+    return hashlib.sha256(repr(drafter.args).encode() + weights).hexdigest()
 
 
 def warn_no_effect(reason: str) -> None:

@@ -25,6 +25,7 @@ class Stats:
         accepted (int): Draft tokens that were emitted.
         bonus (int): Tokens of the target's own after accepted drafts.
         drafted_at, accepted_at (list): The same by position in the block.
+        copied_at, copies_accepted_at (list): Those of them that were copied from the text.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
         widths (dict): Passes by the rows that each sequence had in them.
         parked_rounds (int): Passes without drafts because drafting did not pay.
@@ -49,6 +50,8 @@ class Stats:
     bonus: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    copied_at: list[int] = field(default_factory=list)
+    copies_accepted_at: list[int] = field(default_factory=list)
     block_size: int = 1
     verify_width: int = 1
     widths: dict[int, int] = field(default_factory=dict)
@@ -64,15 +67,29 @@ class Stats:
     prompt_time: float = 0.0
     generation_time: float = 0.0
 
-    def count_round(self, drafted: int, accepted: int, bonus: bool) -> None:
+    def count_round(self, drafted: int, accepted: int, bonus: bool, copied: bool = False) -> None:
         self.rounds += 1
         self.drafted += drafted
         self.accepted += accepted
         self.bonus += bonus
-        for counts, number in ((self.drafted_at, drafted), (self.accepted_at, accepted)):
-            counts.extend([0] * (drafted - len(counts)))
-            for position in range(number):
-                counts[position] += 1
+        lists = [(self.drafted_at, self.accepted_at)]
+        if copied:
+            lists.append((self.copied_at, self.copies_accepted_at))
+        for drafted_at, accepted_at in lists:
+            for counts, number in ((drafted_at, drafted), (accepted_at, accepted)):
+                counts.extend([0] * (drafted - len(counts)))
+                for position in range(number):
+                    counts[position] += 1
+
+    @property
+    def copied(self) -> int:
+        """Draft tokens that were copied from the text so far."""
+        return sum(self.copied_at)
+
+    @property
+    def copies_accepted(self) -> int:
+        """Copied tokens that were emitted."""
+        return sum(self.copies_accepted_at)
 
     def count_pass(self, width: int) -> None:
         self.passes += 1
@@ -80,8 +97,8 @@ class Stats:
 
     @property
     def first_drafts(self) -> int:
-        """Rounds that drafted."""
-        return self.drafted_at[0] if self.drafted_at else 0
+        """Rounds in which the drafter drafted."""
+        return _first(self.drafted_at) - _first(self.copied_at)
 
     @property
     def generation_tokens(self) -> int:
@@ -104,8 +121,8 @@ class Stats:
         ``None`` before ``LOW_ACCEPTANCE_ROUNDS`` rounds that drafted, and from a share of
         ``LOW_ACCEPTANCE`` on.
         """
-        drafted, accepted = (counts[0] if counts else 0 for counts in
-                             (self.drafted_at, self.accepted_at))  # fmt: skip
+        drafted = self.first_drafts
+        accepted = _first(self.accepted_at) - _first(self.copies_accepted_at)
         if drafted < LOW_ACCEPTANCE_ROUNDS or accepted >= LOW_ACCEPTANCE * drafted:
             return None
         return (
@@ -147,6 +164,8 @@ class Stats:
         if self.drafted_at:
             rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rates)
             lines.append(f"Acceptance by position: {rates}")
+        if self.copied:
+            lines.append(f"Copies: {self.copies_accepted} of {self.copied} accepted")
         if self.low_acceptance:
             lines.append(f"Low acceptance: {self.low_acceptance}")
         if plain := [name for name, form in self.kernels.items() if form != "metal"]:
@@ -155,3 +174,7 @@ class Stats:
         if self.fallback:
             lines.append(f"Drafting stopped: {self.fallback}")
         return "\n".join([*lines, f"Peak memory: {mx.get_peak_memory() / 1e9:.3f} GB"])
+
+
+def _first(counts: list[int]) -> int:
+    return counts[0] if counts else 0

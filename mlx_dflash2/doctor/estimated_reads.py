@@ -15,10 +15,8 @@ from ..blas.measure import has_slow_blas
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..targets import Target
+from .products import Gpu
 
-# Rows of a matrix product that MLX's own quantized kernels serve with one read of the weights:
-# several on a GPU, and on the CPU backend one.
-ROWS_A_READ = {"gpu": 5, "cpu": 1}
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _EXPERTS = (SwitchLinear, QuantizedSwitchLinear)
 
@@ -166,12 +164,17 @@ def context_bytes(drafter: Drafter, tokens: int) -> int:
     return kept * 2 * args.num_key_value_heads * args.head_dim * drafter.dtype.size
 
 
-def num_reads(model: nn.Module, rows: int, device: str) -> int:
-    """Return how often a pass over ``rows`` rows reads the weights, with MLX's own kernels.
+def slowdown(model: nn.Module, rows: int, gpu: Gpu | None) -> float:
+    """Return what a pass over ``rows`` rows takes of a model's products, in times of one row's.
 
-    The BLAS of MLX's wheel for Linux takes as long as if it read them anew for every row.
+    Args:
+        model (nn.Module): Its first quantized matrix tells how it is quantized.
+        rows (int): From 1.
+        gpu (Gpu, optional): ``None`` for MLX's CPU backend, whose quantized product takes the rows
+            one by one, as does the BLAS of MLX's wheel for Linux.
     """
-    quantized = any("scales" in module for module in model.modules())
-    if quantized:
-        return -(-rows // ROWS_A_READ[device])
-    return rows if device == "cpu" and has_slow_blas() else 1
+    packed = next((m for m in model.modules() if "scales" in m), None)
+    if gpu is not None:
+        size = 2.0 if packed is None else packed.bits / 8 + 4 / packed.group_size
+        return gpu.slowdown(rows, size)
+    return rows if packed is not None or has_slow_blas() else 1

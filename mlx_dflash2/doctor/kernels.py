@@ -1,8 +1,7 @@
 """Check the Metal kernels on this machine, on the inputs that the tests use."""
 
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -10,8 +9,8 @@ import mlx.core as mx
 from ..evaluation.machine import version
 from ..kernels import _common
 from ..kernels.cases import Case, all_cases, largest_error
-
-DEFAULT_REPEATS = 20
+from ..kernels.chain import seconds_a_call
+from .options import DEFAULT_REPEATS
 
 
 class Result(NamedTuple):
@@ -47,19 +46,9 @@ def check(case: Case, dtype: mx.Dtype, repeats: int = DEFAULT_REPEATS) -> Result
     return Result(case, dtype, largest, kernel_time, plain_time)
 
 
-def _microseconds(form: Callable, arguments: tuple, repeats: int) -> float:
+def _microseconds(form: Callable, arguments: tuple, repeats: int = DEFAULT_REPEATS) -> float:
     mx.eval(form(*arguments))
-    start = time.perf_counter()
-    for _ in range(repeats):
-        mx.eval(form(*arguments))
-    return (time.perf_counter() - start) / repeats * 1e6
-
-
-def check_kernels(repeats: int = DEFAULT_REPEATS) -> Iterator[Result]:
-    """Check all cases of all kernels in all their dtypes."""
-    for case in all_cases():
-        for dtype in case.dtypes:
-            yield check(case, dtype, repeats)
+    return seconds_a_call(form, arguments, repeats) * 1e6
 
 
 def why_no_kernels() -> str | None:
@@ -80,11 +69,11 @@ def doctor_kernels(repeats: int = DEFAULT_REPEATS) -> int:
     print(f"MLX {version('mlx')} on {mx.default_device()}; error in units of the tolerance")
     print(_ROW.format("kernel", "shape", "dtype", "error", "kernel us", "plain us", ""))
     failed = 0
-    for result in check_kernels(repeats):
-        case, dtype = result.case, str(result.dtype).split(".")[-1]
+    for case, dtype in [(c, d) for c in all_cases() for d in c.dtypes]:
+        result, name = check(case, dtype, repeats), str(dtype).split(".")[-1]
         numbers = (result.error, result.kernel_time, result.plain_time)
         verdict = result.failure or ("ok" if result.passed else "WRONG")
-        print(_ROW.format(case.kernel, case.shape, dtype, *(f"{x:.3g}" for x in numbers), verdict))
+        print(_ROW.format(case.kernel, case.shape, name, *(f"{x:.3g}" for x in numbers), verdict))
         failed += not result.passed
     print(f"{failed} failed" if failed else "all kernels are right")
     return failed

@@ -7,25 +7,24 @@ from pathlib import Path
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
-from ..checkpoint.files import DRAFTER_FILES, read_headers, weight_files
-from ..checkpoint.load import device_dtype, read_drafter
 from ..decode.defaults import PREFILL_STEP_SIZE
-from ..drafter.fit import check_fit
 from ..drafter.model import Drafter
 from ..evaluation.machine import num_bytes
 from ..pairs.find import find_pair
 from ..pairs.known import known_target
+from ..pairs.load import load_pair
 from ..targets import Target, bind
+from .chips import Chip
 from .estimated_reads import (
     Reads,
     TargetBytes,
     context_bytes,
     drafter_reads,
-    num_reads,
+    slowdown,
     target_bytes,
 )
+from .products import TYPICAL, Gpu
 
 # Means over the five suites that were published with these drafters.
 PUBLISHED_LENGTH = {"Qwen3.8-27B": 4.80, "Muse-Glimmer-30B": 5.70}
@@ -35,12 +34,13 @@ PUBLISHED_LENGTH = {"Qwen3.8-27B": 4.80, "Muse-Glimmer-30B": 5.70}
 class Plan:
     """A pair whose weights need not be read.
 
-    ``device`` is ``gpu`` or ``cpu``; ``length`` the acceptance length at the full block, if known.
+    ``gpu`` is ``None`` on MLX's CPU backend; ``length`` the acceptance length at the full block,
+    if known.
     """
 
     target: Target
     drafter: Drafter
-    device: str = "gpu"
+    gpu: Gpu | None = TYPICAL
     length: float | None = None
 
     @cached_property
@@ -52,35 +52,40 @@ class Plan:
         """Return what a plain step reads after ``context`` tokens."""
         return Reads(self.sizes.weights(1), self.sizes.head, self.sizes.past(context))
 
-    def round(
-        self, width: int, context: int, target_times: int = 1, drafter_times: int = 1
-    ) -> Reads:
-        """Return what a round of ``width`` rows reads after ``context`` tokens.
-
-        The verify pass reads the target's weights ``target_times``, and the draft the drafter's
-        and the head's ``drafter_times``.
-        """
+    def round(self, width: int, context: int) -> Reads:
+        """Return what a round of ``width`` rows reads after ``context`` tokens, all of it once."""
         return Reads(
-            self.sizes.weights(width) * target_times,
-            self.sizes.head * target_times,
+            self.sizes.weights(width),
+            self.sizes.head,
             self.sizes.past(context),
-            drafter_reads(self.drafter) * drafter_times,
-            self.sizes.head * drafter_times,
+            drafter_reads(self.drafter),
+            self.sizes.head,
             context_bytes(self.drafter, context),
         )
 
     @cached_property
-    def _times(self) -> list[tuple[int, int]]:
-        """How often a round of each width reads the target's weights and the drafter's."""
-        again = num_reads(self.drafter, self.drafter.block_size, self.device)
-        widths = range(self.drafter.block_size + 1)
-        return [(num_reads(self.target.model, width, self.device), again) for width in widths]
+    def _slowdowns(self) -> list[tuple[float, float, float]]:
+        """How long a round of each width takes for the target's weights, the drafter's, the head's.
+
+        In times of reading them once.
+        """
+        target, block = self.target.model, self.drafter.block_size
+        draft = slowdown(self.drafter, block, self.gpu), slowdown(target, block - 1, self.gpu)
+        return [(slowdown(target, width, self.gpu), *draft) for width in range(1, block + 1)]
 
     def seconds(self, width: int, context: int, bandwidth: float) -> float:
         """Return the least time of a round, or of a plain step at width 1, at some GB/s."""
         if width == 1:
             return self.plain(context).total / bandwidth / 1e9
-        return self.round(width, context, *self._times[width]).total / bandwidth / 1e9
+        reads, (verify, draft, head) = self.round(width, context), self._slowdowns[width - 1]
+        reading = (
+            (reads.target + reads.head) * verify
+            + reads.drafter * draft
+            + reads.draft_head * head
+            + reads.cache
+            + reads.context
+        )
+        return reading / bandwidth / 1e9
 
     def best_width(self, length: float, context: int, bandwidth: float) -> tuple[int, float]:
         """Return the verify width with the highest ceiling, and that in tokens a second."""
@@ -111,6 +116,7 @@ def read_plan(
     draft_model: str | Path | None,
     draft_bits: int | None = None,
     length: float | None = None,
+    chip: Chip | None = None,
 ) -> Plan:
     """Load a pair lazily: configs and tensor headers are read, weights are not.
 
@@ -118,6 +124,7 @@ def read_plan(
         model, draft_model (str or Path, optional): As for :func:`find_pair`.
         draft_bits (int, optional): As for :func:`mlx_dflash2.load_drafter`.
         length (float, optional): Acceptance length. Default: the published one, if any.
+        chip (Chip, optional): Of the machine, where it is known.
 
     Raises:
         FileNotFoundError, ValueError: as loading the pair would, in one line.
@@ -130,17 +137,11 @@ def read_plan(
             f"The acceptance length is {length} but has to be from 1 to {block}, the drafter's "
             "block."
         )
-    drafter = read_drafter(sources.drafter, bits=draft_bits, dtype=device_dtype(), lazy=True)
-    folder = sources.target.fetch(DRAFTER_FILES)
-    # A damaged file is refused by name.
-    read_headers(weight_files(folder, "model*.safetensors"))
-    loaded, _ = load_model(folder, lazy=True)
-    target = bind(loaded)
-    check_fit(drafter.args, target.shape)
+    pair = load_pair(sources, lazy=True)
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
-    device = "cpu" if mx.default_device() == mx.cpu else "gpu"
-    return Plan(target, drafter, device, length)
+    gpu = None if mx.default_device() == mx.cpu else Gpu.of(chip)
+    return Plan(bind(pair.model), pair.drafter, gpu, length)
 
 
 def report(plan: Plan, context: int, bandwidth: float | None, memory: int) -> Iterator[str]:
@@ -223,6 +224,7 @@ def verdict(plan: Plan, context: int, bandwidth: float | None) -> str:
     """Say in one line whether drafting should pay, and with which verify width.
 
     The bandwidth scales drafting and plain decoding alike: the verdict does not depend on it.
+    What rows cost, and so the chip, does decide.
     """
     bandwidth = bandwidth or 100.0
     plain, full = plan.seconds(1, context, bandwidth), plan.drafter.block_size

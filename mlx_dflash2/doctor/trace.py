@@ -10,6 +10,7 @@ from itertools import groupby
 
 import mlx.nn as nn
 import numpy as np
+from mlx_lm.generate import wired_limit
 
 from ..decode.stats import LOW_ACCEPTANCE
 from ..drafter.model import Drafter
@@ -22,12 +23,12 @@ from ..evaluation.teacher_forced import (
     recall,
 )
 from ..targets import Target, bind
+from .options import DEFAULT_ANCHORS
 from .repairs import Repair, make_repairs
 
 # A text and an anchor in it.
 Piece = tuple[TextPass, int]
 
-DEFAULT_ANCHORS = 120
 # A gain is significant from this many standard errors on, over at least so many anchors.
 SIGNIFICANT, FEWEST_ANCHORS = 3.0, 12
 # Nats that one token may count for there: a few surprising tokens would outweigh all others.
@@ -202,10 +203,11 @@ def bisect(
     while len(seen) < len(pieces):
         chunk = _in_order(pieces[len(seen) : len(seen) + size])
         progress(f"{len(chunk)} anchors, {len(live)} repairs in question")
-        before = _measure(drafter, chunk)
-        parts.append(before)
-        for outcome in live:
-            outcome.add(before, _measure(outcome.repair.drafter, chunk))
+        with wired_limit(model):
+            before = _measure(drafter, chunk)
+            parts.append(before)
+            for outcome in live:
+                outcome.add(before, _measure(outcome.repair.drafter, chunk))
         live = [outcome for outcome in live if not outcome.hopeless]
         leader = _best(live)
         live = [outcome for outcome in live if leader and not outcome.is_behind(leader)]
@@ -230,7 +232,7 @@ def _pieces(
     drafter: Drafter,
     repairs: Sequence[Repair],
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
-    num_anchors: int,
+    num_anchors: int = DEFAULT_ANCHORS,
 ) -> list[Piece]:
     """Choose anchors of all texts, in an order whose first few are of different texts."""
     layers = {i for d in [drafter, *(t.drafter for t in repairs)] for i in d.target_layer_ids}

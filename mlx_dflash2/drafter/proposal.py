@@ -17,12 +17,14 @@ class Proposal(NamedTuple):
         candidates (mx.array, optional): For drafts drawn at random, the ids [L, K] that each was
             drawn from.
         q (mx.array, optional): The candidates' probabilities [L, K], float32.
+        copied (bool): Whether the drafts are from the text so far, not from a drafter.
     """
 
     tokens: mx.array
     finite: mx.array
     candidates: mx.array | None = None
     q: mx.array | None = None
+    copied: bool = False
 
     @classmethod
     def none(cls) -> "Proposal":
@@ -38,12 +40,16 @@ class Proposal(NamedTuple):
         return self._slice(slice(index, index + 1))
 
     def _slice(self, at: slice) -> "Proposal":
-        drawn = (None if x is None else x[at] for x in (self.candidates, self.q))
-        return Proposal(self.tokens[at], self.finite, *drawn)
+        candidates, q = (None if x is None else x[at] for x in (self.candidates, self.q))
+        return self._replace(tokens=self.tokens[at], candidates=candidates, q=q)
 
 
 class Proposer(Protocol):
-    """What the decoding loop asks of a drafter; anything that offers this can draft."""
+    """What the decoding loop asks of a drafter; anything that offers this can draft.
+
+    A context with a method ``read(tokens, position)`` is shown the ids of all committed tokens, as
+    a list of integers, those of rows before ``context_size`` included.
+    """
 
     @property
     def block_size(self) -> int:

@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from ..checkpoint.card import converted_card
 from ..checkpoint.dense import make_dense
 from ..checkpoint.files import read_config
-from ..checkpoint.load import load_drafter
+from ..checkpoint.load import UNQUANTIZED, load_drafter
 from ..checkpoint.save import save_drafter
 
 
@@ -44,7 +44,7 @@ def write_dense_drafter(source: Path, folder: Path) -> None:
         source (Path): The folder of a drafter.
         folder (Path): A folder that is empty and is replaced.
     """
-    drafter = load_drafter(source, dtype=mx.float32)
+    drafter = load_drafter(source, bits=UNQUANTIZED, dtype=mx.float32)
     make_dense(drafter)
     card = (source / "README.md").read_text(encoding="utf-8")
     folder.rmdir()

@@ -1,4 +1,6 @@
-"""Read prompts: the built-in set, a JSONL file, or a public suite from the hub."""
+"""Read prompts: the sets that come along, a JSONL file, or a public suite from the hub."""
+
+from __future__ import annotations
 
 import hashlib
 import json
@@ -6,13 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+if TYPE_CHECKING:
+    from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-BUILT_IN = Path(__file__).with_name("prompts.jsonl")
+# Answers to the last two repeat much of what their prompts say.
+PACKAGED = {
+    "built-in": Path(__file__).with_name("prompts.jsonl"),
+    "editing": Path(__file__).with_name("editing.jsonl"),
+    "reading": Path(__file__).with_name("reading.jsonl"),
+}
 _REASON = "Please reason step by step, and put your final answer within \\boxed{}."
 _CODE = "Write a solution to the following problem and make sure that it passes the tests:"
 
@@ -59,10 +65,10 @@ SUITES = {
 
 
 def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
-    """Read the chats of suites, of JSONL files or, for ``built-in``, of this package.
+    """Read the chats of suites or JSONL files.
 
     Args:
-        names (iterable of str): ``built-in``, names of ``SUITES``, or paths of JSONL files.
+        names (iterable of str): Names of ``PACKAGED`` or ``SUITES``, or paths of JSONL files.
         limit (int, optional): The most prompts per suite. Default: ``None``, all.
 
     Raises:
@@ -75,7 +81,7 @@ def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
         if name in SUITES:
             found = _suite_chats(name)
         else:
-            found = _jsonl_chats(BUILT_IN if name == "built-in" else Path(name).expanduser())
+            found = _jsonl_chats(PACKAGED.get(name) or Path(name).expanduser())
         for chat in found:
             counts[chat.suite] += 1
             if limit is None or counts[chat.suite] <= limit:
@@ -88,7 +94,7 @@ def read_chats(names: Iterable[str], limit: int | None = None) -> list[Chat]:
 def _jsonl_chats(path: Path) -> Iterable[Chat]:
     if not path.is_file():
         raise FileNotFoundError(
-            f"{path} is neither a file nor a suite; suites are built-in, {', '.join(SUITES)}."
+            f"{path} is neither a file nor a suite; suites are {', '.join((*PACKAGED, *SUITES))}."
         )
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
@@ -114,6 +120,10 @@ def _is_message(value: Any) -> bool:
 
 
 def _suite_chats(name: str) -> Iterable[Chat]:
+    # Imported here because help needs only the names of the suites.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
     suite = SUITES[name]
     try:
         folder = snapshot_download(suite.repo, repo_type="dataset", allow_patterns=suite.files)

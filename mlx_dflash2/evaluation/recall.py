@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.nn as nn
+from mlx_lm.generate import wired_limit
 
 from ..drafter.model import Drafter
 from ..targets import bind
@@ -48,8 +49,9 @@ def recall_table(
         if len(answer) <= length:
             continue
         progress(f"recall, text {number} of {len(texts)}")
-        text = TextPass(target, [*prompt, *answer], len(prompt), drafter.target_layer_ids)
-        parts.append(measure_drafts(drafter, text, text.anchors(length, stride)))
+        with wired_limit(model):
+            text = TextPass(target, [*prompt, *answer], len(prompt), drafter.target_layer_ids)
+            parts.append(measure_drafts(drafter, text, text.anchors(length, stride)))
     if not parts:
         raise ValueError(
             f"Recall needs answers of more than {length} tokens; give a larger --max-tokens."

@@ -4,23 +4,27 @@
 takes the kernel where a launch has shown that it runs.
 """
 
-from ._common import PlainFormWarning, active_kernels
+from ._common import PlainFormWarning, active_kernels, first_time, switch_off
 from .gated_delta_verify import gated_delta_verify
 from .grouped_conv import grouped_conv
 from .grouped_conv_norm import grouped_conv_norm
 from .pair_score import pair_score
 from .pair_walk import pair_walk
 from .path_walk import path_walk
+from .qmm_rows import qmm_rows
 from .top_k import top_k
 
 __all__ = [
     "PlainFormWarning",
     "active_kernels",
+    "first_time",
     "gated_delta_verify",
     "grouped_conv",
     "grouped_conv_norm",
     "pair_score",
     "pair_walk",
     "path_walk",
+    "qmm_rows",
+    "switch_off",
     "top_k",
 ]

@@ -51,11 +51,17 @@ class KernelSet:
 
     def __init__(self) -> None:
         self._reasons: dict[tuple, str | None] = {}
+        self._seen: set[tuple] = set()
+        # Of the kernel for few rows against MLX's own product; see race.py.
+        self.race: Any = None
 
     @cached_property
     def unavailable(self) -> str | None:
         """Why no kernel can run on this device; ``None`` where the smallest one does."""
         reason = _failure(_smallest_kernel)
+        if reason and not mx.metal.is_available():
+            # The normal case on a CPU, which the summary tells.
+            return "this MLX has no Metal"
         if reason:
             _warn(f"The plain MLX forms of all kernels are used: {reason}")
         return reason
@@ -68,6 +74,16 @@ class KernelSet:
             if self._reasons[key] and not self.unavailable:
                 _warn(f"The plain MLX form of the kernel {name} is used: {self._reasons[key]}")
         return self._reasons[key] is None
+
+    def switch_off(self) -> None:
+        """Use no kernel on this device."""
+        self.unavailable = "kernels are switched off"
+
+    def first_time(self, key: tuple) -> bool:
+        """Tell whether this is the first call with a key."""
+        first = key not in self._seen
+        self._seen.add(key)
+        return first
 
     def active(self) -> dict[str, str]:
         """Return the form in use by kernel: ``"metal"``, or ``"plain: "`` and the reason."""
@@ -130,6 +146,16 @@ def active_kernels() -> dict[str, str]:
     return LIBRARY.on(str(mx.default_device())).active()
 
 
+def switch_off() -> None:
+    """Use no kernel on the default device for as long as the process runs."""
+    LIBRARY.on(str(mx.default_device())).switch_off()
+
+
+def first_time(key: tuple) -> bool:
+    """Tell whether something is done for the first time on the default device."""
+    return LIBRARY.on(str(mx.default_device())).first_time(key)
+
+
 class Probe(NamedTuple):
     """What has to be known to try a kernel.
 
@@ -170,7 +196,7 @@ class Op(Generic[P, T]):
         return LIBRARY.on(str(mx.default_device())).runs(
             self.name,
             probe.specialization,
-            lambda: _disagreement(self.kernel, self.ops, probe.example()),
+            lambda: disagreement(self.kernel, self.ops, probe.example()),
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -203,11 +229,13 @@ def _smallest_kernel() -> str | None:
         threadgroup=(1, 1, 1),
         output_shapes=[(1,)],
         output_dtypes=[mx.float32],
+        # Without one MLX takes the GPU's, also where the CPU is the default device.
+        stream=mx.default_stream(mx.default_device()),
     )
     return None if out.tolist() == [1.0] else f"a kernel that returns 1.0 returned {out.tolist()}"
 
 
-def _disagreement(kernel: Callable, ops: Callable, arguments: tuple) -> str | None:
+def disagreement(kernel: Callable, ops: Callable, arguments: tuple) -> str | None:
     """Run both forms; return how their outputs differ, or ``None``."""
     got, expected = as_tuple(kernel(*arguments)), as_tuple(ops(*arguments))
     mx.eval(got, expected)

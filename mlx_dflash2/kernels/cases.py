@@ -12,6 +12,7 @@ from . import references
 from .gated_delta_verify import DeltaRows
 from .grouped_conv_norm import ConvInputs
 from .pair_score import PairInputs
+from .qmm_rows import Packed
 
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 # Largest error relative to the scale of its row, by the dtype of the output.
@@ -28,6 +29,7 @@ class Case:
         make: Makes the arguments in a dtype.
         real: Whether the shapes are those of published models, which take long to emulate.
         dtypes: What ``make`` takes.
+        plain_error: What the plain form's error may be, in units of the tolerance.
     """
 
     kernel: str
@@ -35,6 +37,7 @@ class Case:
     make: Callable[[mx.Dtype], tuple]
     real: bool = False
     dtypes: tuple[mx.Dtype, ...] = DTYPES
+    plain_error: float = 1.0
 
     def __str__(self) -> str:
         return f"{self.kernel}[{self.shape}]"
@@ -274,10 +277,36 @@ def _gated_delta_verify() -> Iterator[Case]:
         yield Case("gated_delta_verify", label, _delta(*shape), shape in real)
 
 
+def _matrix(M: int, K: int, N: int, group_size: int, bits: int, biased: bool) -> Callable:
+    def make(dtype: mx.Dtype) -> tuple:
+        random = _Random(dtype, seed=M + N)
+        weights = random.normal(N, K, dtype=mx.float32, scale=0.05)
+        weight, *rest = mx.quantize(weights, group_size=group_size, bits=bits)
+        scales, biases = (part.astype(dtype) for part in rest)
+        offset = random.normal(N) if biased else None
+        return random.normal(M, K), Packed(weight, scales, biases, group_size, bits, offset)
+
+    return make
+
+
+def _qmm_rows() -> Iterator[Case]:
+    shapes = [
+        (2, 32, 1, 32, 4, False), (8, 512, 40, 64, 4, False), (5, 1024, 16, 64, 4, True),
+        (3, 288, 17, 32, 4, False), (7, 768, 33, 128, 4, True), (16, 512, 33, 64, 4, False),
+        (9, 96, 7, 32, 4, True), (4, 1088, 1029, 64, 4, False), (6, 320, 19, 64, 8, False),
+        (12, 160, 21, 32, 8, True), (8, 1152, 35, 128, 8, False),
+    ]  # fmt: skip
+    real = [(8, 5120, 17408, 64, 4, False), (8, 17408, 5120, 64, 4, False)]
+    for shape in shapes + real:
+        label = "M{} K{} N{} g{} b{}".format(*shape) + (" offset" if shape[-1] else "")
+        # MLX's CPU backend adds up in the dtype of the rows.
+        yield Case("qmm_rows", label, _matrix(*shape), shape in real, plain_error=20.0)
+
+
 def all_cases() -> list[Case]:
     """Return every case of every kernel."""
     makers: list[Callable[[], Iterator[Case]]] = [
         _top_k, _pair_score, _path_walk, _pair_walk,
-        _grouped_conv, _grouped_conv_norm, _gated_delta_verify,
+        _grouped_conv, _grouped_conv_norm, _gated_delta_verify, _qmm_rows,
     ]  # fmt: skip
     return [case for make in makers for case in make()]

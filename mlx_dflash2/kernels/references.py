@@ -108,6 +108,16 @@ def gated_delta_verify(
     return y, after
 
 
+def qmm_rows(x: np.ndarray, matrix: tuple) -> tuple[np.ndarray]:
+    """Unpack the weights number by number, and multiply."""
+    words, scales, biases, group_size, bits, offset = matrix
+    each = 32 // bits
+    q = np.stack([(words >> (bits * j)) & (2**bits - 1) for j in range(each)], axis=-1)
+    q = q.reshape(len(words), -1)
+    weights = q * np.repeat(scales, group_size, -1) + np.repeat(biases, group_size, -1)
+    return (x @ weights.T + (0 if offset is None else offset),)
+
+
 def _delta_step(
     state: np.ndarray, rows: Arrays, b: int, t: int, head: int, share: int
 ) -> np.ndarray:

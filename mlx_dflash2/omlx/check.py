@@ -33,21 +33,18 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     """
     # These start MLX, which no other part of the command needs.
     from ..checkpoint.files import read_config, read_headers, weight_files
-    from ..checkpoint.load import is_drafter, read_drafter_args
-    from ..drafter.fit import check_fit
-    from ..targets.shape import TargetShape
+    from ..pairs.find import find_pair
 
-    config, drafter_config = read_config(target), read_config(drafter)
-    if is_drafter(config):
-        raise ValueError(f"target: found the drafter {target}, allowed: the model it was made for")
-    model_type, found = str(config.get("model_type")), drafter_config.get("architectures") or []
+    config = read_config(target)
+    model_type = str(config.get("model_type"))
     if "qwen" not in model_type and model_type not in _TARGET_TYPES.split(", "):
         allowed = f"a Qwen type, {_TARGET_TYPES}"
         raise ValueError(f"target model_type: found {model_type!r}, allowed: {allowed}")
+    sources = find_pair(target, drafter)
+    args, drafter_config = sources.drafter.args, sources.drafter.config
+    found = drafter_config.get("architectures") or []
     if "DFlash2DraftModel" not in found:
         raise ValueError(f"drafter architectures: found {found!r}, allowed: ['DFlash2DraftModel']")
-    args, shape = read_drafter_args(drafter), TargetShape.from_config(config)
-    check_fit(args, shape)
     read_headers(weight_files(target))
     files = weight_files(drafter)
     for name in read_headers(files):
@@ -56,10 +53,10 @@ def check_pair(target: Path, drafter: Path, hashes: bool = True) -> FittingPair:
     for file in files if hashes else ():
         check_hash(file)
     attention, taps = args.num_attention_heads * args.head_dim, len(args.target_layer_ids)
-    rows = (args.hidden_size, args.intermediate_size, attention, taps * shape.hidden_size)
+    rows = (args.hidden_size, args.intermediate_size, attention, taps * args.hidden_size)
     stored, drafter_stored = (
         bool(side.get("quantization") or side.get("quantization_config"))
-        for side in (config, drafter_config)
+        for side in (config, sources.drafter.config)
     )
     return FittingPair(model_type, args.block_size, stored, drafter_stored, rows)
 
@@ -151,7 +148,7 @@ def status_row(
     """Tell of a model: DFlash, drafter, quantization, acceptance, and what is to do."""
     entry = models.get(target.model_id, {})
     if not entry.get("dflash_enabled"):
-        return target.model_id, "off", "", "", "", ""
+        return target.model_id, "off", "", "", "", (*refusals(entry), "")[0]
     problems, _ = check_settings(models, target, omlx, chip=chip, hashes=False)
     bits, group = (entry.get(f"dflash_draft_quant_{key}") for key in ("weight_bits", "group_size"))
     quant = f"{bits or 4} bits, group {group or 64}"

@@ -19,74 +19,12 @@ from .locate import ListedModel, OmlxVersion, base_dir, discover, find_drafter, 
 from .log import LoggedModel, find_log, log_lines, read_log
 from .settings import model_settings
 
-COMMANDS = {
-    "export": "show the settings and the change to oMLX's file; --write makes it",
-    "apply": "change a running oMLX over its admin interface, after asking",
-    "disable": "switch DFlash off and give back what was changed; --write makes it",
-    "check": "say whether oMLX would run DFlash, or whether it did, and why not",
-    "status": "show all models: DFlash, drafter, quantization, acceptance and what to do",
-}
 _OPTIONS = ("block_size", "group_size", "activation_bits", "verify_mode", "max_ctx")
-_FLAG = {"action": "store_true"}
-_KEYS = {"action": "append", "default": [], "metavar": "KEY"}
-# Each flag, the first letters of the commands that take it, and what it means.
-_FLAGS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("--base-path", "eadcs", "oMLX's base directory, if it is started with one", {}),
-    ("--model-dir", "eadcs", "a model directory of oMLX; default: models", {"action": "append"}),
-    ("--url", "eadcs", "where oMLX listens", {"default": server.DEFAULT_URL}),
-    ("--model", "ead", "the target: its folder, or its name in oMLX", {"required": True}),
-    ("--model", "c", "a target; default: all that have DFlash on", {}),
-    ("--model-id", "eadc", "the target's id, where oMLX shows another one", {}),
-    ("--draft-model", "ea", "the drafter: its folder or repo id", {"required": True}),
-    ("--draft-model", "c", "the drafter that is meant", {}),
-    ("--chip", "eacs", "the chip of oMLX's Mac, such as M4 Max; default: this one's", {}),
-    ("--omlx-version", "eacs", "default: asked from the server, or found on this machine", {}),
-    ("--log", "cs", "read the log: oMLX's own, or this file", {"nargs": "?", "const": ""}),
-    ("--draft-bits", "ea", "quantization at load; default: 4", {"choices": "2 4 8 none".split()}),
-    ("--draft-group-size", "ea", "default: 64", {"type": int, "dest": "group_size"}),
-    ("--draft-activation-bits", "ea", "default: by chip", {"type": int, "dest": "activation_bits"}),
-    (
-        "--block-size",
-        "ea",
-        "default: 5, or the drafter's own if nothing is quantized",
-        {"type": int},
-    ),
-    ("--verify-mode", "ea", "how oMLX verifies; default: dflash", {}),
-    ("--max-ctx", "ea", "longest prompt for DFlash; default: no limit", {"type": int}),
-    ("--set", "ea", "any other DFlash key, as KEY=JSON", _KEYS | {"metavar": "KEY=JSON"}),
-    ("--unset", "ea", "remove a key", _KEYS),
-    ("--turn-off", "ea", "turn a switch off that oMLX refuses beside DFlash", _KEYS),
-    ("--replace-mtp", "ea", "turn MTP off; disable gives it back", _FLAG),
-    ("--json", "ea", "print only the settings", _FLAG),
-    ("--diff", "ead", "print only the change", _FLAG),
-    ("--write --yes", "ead", "make the change, do not ask", _FLAG),
-    ("--dry-run", "a", "only show the change", _FLAG),
-    ("--no-reload", "a", "leave models loaded", _FLAG),
-    ("--off-only", "d", "keep the other DFlash keys", _FLAG),
-    ("--running", "d", "change the server, not the file", _FLAG),
-    ("--key-file", "ad", "a file with oMLX's API key; default: ask for it", {}),
-)
 
 
-def setup_arg_parser() -> argparse.ArgumentParser:
-    """Set up the command line, with one subparser a command."""
-    parser = argparse.ArgumentParser(
-        prog="mlx_dflash2.omlx", description="Make oMLX run a model with a DFlash 2 drafter"
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, words in COMMANDS.items():
-        command = commands.add_parser(name, help=words, description=words)
-        for flag, letters, meaning, options in _FLAGS:
-            if name[0] in letters:
-                command.add_argument(*flag.split(), help=meaning, **options)
-    return parser
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Run the command line; the exit status is not 0 if DFlash would not run, or did not."""
-    args = setup_arg_parser().parse_args(argv)
-    command = {"check": _check, "status": _status}.get(args.command, _change)
-    console.run(lambda: command(args))
+def main(args: argparse.Namespace) -> None:
+    """Run the command; the exit status is not 0 if DFlash would not run, or did not."""
+    {"check": _check, "status": _status}.get(args.command, _change)(args)
 
 
 def _change(args: argparse.Namespace) -> None:
@@ -188,10 +126,8 @@ def _check(args: argparse.Namespace) -> None:
             raise ValueError(f"{path}: no model has DFlash on")
         omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
         drafter = find_drafter(args.draft_model) if args.draft_model else None
-        dirs = _model_dirs(args, base)
-        targets = [
-            find_target(k, dirs, args.model_id) for k in ([args.model] if args.model else on)
-        ]
+        dirs, wanted = _model_dirs(args, base), [args.model] if args.model else on
+        targets = [find_target(name, dirs, args.model_id) for name in wanted]
         names = [target.model_id for target in targets]
         for target in targets:
             problems, notes = check_settings(models, target, omlx, drafter=drafter, chip=chip)

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,5 +144,8 @@ def log_lines(path: Path) -> Iterator[str]:
     older = [file for file in path.parent.glob(f"{path.name}.*") if file.is_file()]
     for file in (*sorted(older, key=lambda file: file.stat().st_mtime), path):
         opened = gzip.open if file.suffix == ".gz" else open
-        with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
-            yield from stream
+        try:
+            with opened(file, "rt", encoding="utf-8", errors="replace") as stream:
+                yield from stream
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"log {file}: found a damaged file ({error}); move it away") from None

@@ -5,6 +5,7 @@ import json
 import shlex
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -12,9 +13,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from .change import Entry, Models, NotTakenBack, SettingsChange
+from .options import DEFAULT_URL
 from .settings import TOO_OLD
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 # A change may make the server load models before it answers.
 CHANGE_SECONDS = 600.0
 _MAX_ANSWER = 8 * 2**20
@@ -73,6 +74,7 @@ class Admin:
         connection = kind(self.host, self._port, timeout=seconds)
         # A server that sends a byte now and then never runs into the time-out of one read.
         timer = threading.Timer(seconds, _hang_up, (connection,))
+        started = time.monotonic()
         timer.start()
         try:
             data = None if body is None else json.dumps(body).encode("utf-8")
@@ -81,8 +83,8 @@ class Admin:
             raw = response.read(_MAX_ANSWER)
             if response.length or response.read(1):
                 raise HTTPException("it is cut off, or longer than 8 MB")
-        except (OSError, HTTPException) as error:
-            late = isinstance(error, TimeoutError) or not timer.is_alive()
+        except (OSError, HTTPException, UnicodeError) as error:
+            late = isinstance(error, TimeoutError) or time.monotonic() - started >= seconds
             reason = f"not within {seconds:g} s" if late else str(error) or type(error).__name__
             raise ValueError(f"{self.url}{path}: no whole answer ({reason})") from None
         finally:

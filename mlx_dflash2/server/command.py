@@ -12,18 +12,33 @@ from mlx_lm.models.cache import LRUPromptCache
 from mlx_lm.server import get_system_fingerprint
 from mlx_lm.utils import maybe_set_recommended_wired_limit
 
-from ..cli.console import note, run
+from ..cli.build import prefill_step_size
+from ..cli.console import note
+from ..decode.kv_quantization import KVQuantization
+from ..decode.sampling import make_sampler
 from .access import ANY, Access
-from .arguments import UNLIMITED, prepare_arguments, setup_arg_parser
 from .generator import Generator
 from .handler import Handler
 from .http import Server
 from .limits import DRAIN_SECONDS, SPARE_CONNECTIONS, Queue
+from .options import UNLIMITED, prepare_arguments
 from .pair import DEFAULT_MODEL, PairProvider
 from .schema import Defaults
 from .spill import PromptFolder
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def check_arguments(args: argparse.Namespace) -> None:
+    """Refuse arguments that are out of range before any weights are read, and fill in some.
+
+    Raises:
+        ValueError: in one line, naming the option.
+    """
+    prepare_arguments(args)
+    make_sampler(args.temp, args.top_p, args.min_p, top_k=args.top_k)
+    KVQuantization(args.kv_bits, args.kv_group_size, args.quantized_kv_start)
+    args.prefill_step_size = prefill_step_size(args.prefill_step_size)
 
 
 def make_defaults(args: argparse.Namespace, provider: PairProvider) -> Defaults:
@@ -32,10 +47,7 @@ def make_defaults(args: argparse.Namespace, provider: PairProvider) -> Defaults:
     Raises:
         ValueError: if an option does not fit the pair.
     """
-    vocab_size, block = (
-        provider.target.vocab_size,
-        args.block_size or provider.pair.drafter.block_size,
-    )
+    vocab_size = provider.target.vocab_size
     if args.top_k >= vocab_size:
         raise ValueError(f"`top_k` is {args.top_k} but has to be below {vocab_size}.")
     return Defaults(
@@ -45,7 +57,7 @@ def make_defaults(args: argparse.Namespace, provider: PairProvider) -> Defaults:
         top_k=args.top_k,
         min_p=args.min_p,
         vocab_size=provider.target.num_embeddings,
-        max_draft_tokens=(args.verify_width or block) - 1,
+        max_draft_tokens=(args.verify_width or args.block_size or provider.pair.most_rows) - 1,
         draft_names=frozenset((*provider.draft_names, DEFAULT_MODEL)),
         drafts=args.num_draft_tokens != 0,
         adapter=args.adapter_path,
@@ -108,8 +120,9 @@ def _open_folder(args: argparse.Namespace, provider: PairProvider) -> PromptFold
     )
 
 
-def _command(args: argparse.Namespace) -> None:
-    prepare_arguments(args)
+def main(args: argparse.Namespace) -> None:
+    """Run the command."""
+    check_arguments(args)
     logging.basicConfig(
         level=getattr(logging, args.log_level), format="%(asctime)s - %(levelname)s - %(message)s"
     )
@@ -146,8 +159,3 @@ def _warnings(args: argparse.Namespace, provider: PairProvider) -> list[str]:
     if ANY in args.allowed_origins:
         lines.append("warning: every web page that a user opens can use this (--allowed-origins *)")
     return lines
-
-
-def main() -> None:
-    args = setup_arg_parser().parse_args()
-    run(lambda: _command(args))

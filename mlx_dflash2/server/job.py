@@ -167,7 +167,7 @@ class Job(Answer):
         self.store.keep(
             self.all_tokens[:place],
             sequence.caches,
-            sequence.context,
+            sequence.drafter_context,
             self.places[place],
             own=False,
         )
@@ -199,7 +199,7 @@ class Job(Answer):
         sequence = self.sequence
         covered = (self.all_tokens + self.tokens)[: sequence.position]
         if len(covered) > self.cached:
-            context, sequence.context = sequence.context, None
+            context, sequence.context = sequence.drafter_context, None
             self.store.keep(covered, sequence.caches, context, "assistant", own=True)
         now = time.perf_counter()
         first = self.first_at or now

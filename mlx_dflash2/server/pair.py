@@ -15,6 +15,8 @@ from ..targets import Target, bind
 from .errors import ApiError
 
 DEFAULT_MODEL = "default_model"
+# What drafts where there is no drafter.
+COPIES = "copies"
 
 
 class PairProvider(ModelProvider):
@@ -60,20 +62,23 @@ class PairProvider(ModelProvider):
         sources = find_pair(
             model_path,
             draft_model_path,
+            revision=args.revision,
             draft_bits=args.draft_bits,
             block_size=args.block_size,
             verify_width=args.verify_width,
+            copy_drafts=args.copy_drafts,
         )
         self.pair = read_pair(sources, args, self._tokenizer_config)
         self.model, self.tokenizer = self.pair.model, self.pair.tokenizer
         if args.use_default_chat_template and self.tokenizer.chat_template is None:
             self.tokenizer.chat_template = self.tokenizer.default_chat_template
-        self.draft_model, self.target = self.pair.drafter, bind(self.pair.model)
-        self.model_key = (sources.target.name, adapter_path, sources.drafter.name)
+        self.draft_model, self.target = self.pair.proposer, bind(self.pair.model)
+        draft_name = COPIES if sources.draft_model is None else sources.draft_model.name
+        self.model_key = (sources.target.name, adapter_path, draft_name)
         self.one_at_a_time = _one_at_a_time(self.target, args.kv_bits)
         self.trims = all(drops_rows(cache) for cache in self.target.make_cache())
         self.names = _names(sources.target.name)
-        self.draft_names = _names(sources.drafter.name)
+        self.draft_names = _names(draft_name)
 
     @property
     def name(self) -> str:

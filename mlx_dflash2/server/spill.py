@@ -13,13 +13,11 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.models.cache import can_trim_prompt_cache
 from mlx_lm.utils import common_prefix_len
 
 from ..decode.cache_file import read_cache_file
-from ..decode.session import DFlashPromptCache
+from ..decode.session import DFlashPromptCache, target_fingerprint
 from ..drafter.model import Proposer
 
 SUFFIX = ".safetensors"
@@ -76,7 +74,7 @@ class PromptFolder:
 
     def __init__(self, folder: str | Path, max_bytes: int, model: nn.Module, draft_model: Proposer):
         self.max_bytes, self.model, self.draft_model = max_bytes, model, draft_model
-        self.folder = Path(folder).expanduser() / identity(model)
+        self.folder = Path(folder).expanduser() / target_fingerprint(model)[:32]
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = (self.folder / "lock").open("w")
         try:
@@ -215,12 +213,3 @@ def checksum(path: Path) -> str:
     """What a file is called by."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def identity(model: nn.Module) -> str:
-    """Tells targets apart whose caches are not interchangeable: by config and some weights."""
-    parameters: dict[str, mx.array] = dict(tree_flatten(model.parameters()))
-    shapes = [(name, x.shape, str(x.dtype)) for name, x in parameters.items()]
-    some = mx.concatenate([x.reshape(-1)[:16].astype(mx.float32) for x in parameters.values()])
-    text = repr((getattr(model, "args", None), shapes)).encode()
-    return hashlib.sha256(text + np.array(some).tobytes()).hexdigest()[:32]

@@ -7,6 +7,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.models.cache import LRUPromptCache, can_trim_prompt_cache, trim_prompt_cache
 
+from ..copies import CopyContext
 from ..decode.session import Session
 from ..drafter.model import Proposer
 from .spill import PromptFolder
@@ -52,15 +53,27 @@ class ContextCache:
 
 
 class StoredSession(Session):
-    """The caches of an entry, which an answer goes on with and nobody else uses."""
+    """The caches of an entry, which an answer goes on with and nobody else uses.
 
-    def __init__(self, caches: list[Any], context: Any = None):
+    Args:
+        caches (list): The target's caches.
+        tokens (list of int): What they cover.
+        context: The drafter's context, if there is one.
+    """
+
+    def __init__(self, caches: list[Any], tokens: list[int], context: Any = None):
         super().__init__(caches, kept=False)
-        self.context = context
+        self.tokens, self.context = tokens, context
 
     def context_for(self, draft_model: Proposer) -> Any:
         """The context that came with the caches, or a cold one."""
-        return draft_model.make_context() if self.context is None else self.context
+        fresh = draft_model.make_context()
+        if isinstance(fresh, CopyContext):
+            # What may be copied follows from the tokens.
+            fresh.inner = fresh.inner if self.context is None else self.context
+            fresh.read(self.tokens, 0)
+            return fresh
+        return fresh if self.context is None else self.context
 
 
 class PromptStore:
@@ -91,11 +104,12 @@ class PromptStore:
             cache = self.folder.find(tokens, more_than=count)
             if cache is not None:
                 count = len(cache)
-                entry = [*cache.caches, ContextCache(cache.context, count)]
+                inner = getattr(cache.context, "inner", cache.context)
+                entry = [*cache.caches, ContextCache(inner, count)]
         if entry is None or (whole and not entry[-1].is_whole):
             return None, 0
         *caches, context = entry
-        return StoredSession(caches, context.context), count
+        return StoredSession(caches, list(tokens[:count]), context.context), count
 
     def _fetch_entry(self, tokens: list[int]) -> tuple[list[Any] | None, int]:
         entry, rest = self.lru.fetch_nearest_cache(self.model_key, tokens)

@@ -63,6 +63,7 @@ class GatedDeltaRecord:
         state: The state before the pass; ``None`` for all zeros.
         kept: How many rows each sequence of the batch has kept.
         replayed: The state after those.
+        deferred: Whether the verify kernel ran, so that the next pass brings ``state`` up to date.
     """
 
     mixer: nn.Module
@@ -71,6 +72,7 @@ class GatedDeltaRecord:
     state: mx.array | None
     kept: Sequence[int] = ()
     replayed: mx.array | None = None
+    deferred: bool = False
 
     def replay(self, keep: int) -> tuple[mx.array, mx.array]:
         """Compute conv window and state after the first ``keep`` rows, without projections."""
@@ -84,14 +86,20 @@ class GatedDeltaRecord:
         return window, self._recur(keep)
 
     def _recur(self, keep: Sequence[int]) -> mx.array:
+        self.kept, self.replayed = keep, self._after(keep)
+        return self.replayed
+
+    def _after(self, keep: Sequence[int]) -> mx.array:
+        if self.deferred and self.state is not None:
+            # Mostly nobody asks for this state, so what counts is the time to build its graph.
+            kept, rows = mx.array(list(keep), mx.int32), self.rows
+            return gated_delta_verify.kernel(self.inputs.q, rows, self.state, rows, kept)[1]
         most = max(keep)
         mask = None
         if min(keep) < most:
             mask = mx.arange(most) < mx.array(list(keep))[:, None]
-        kept = Recurrence(*(x[:, :most] for x in self.inputs))
-        _, state = kept.run(self.mixer, self.state, mask)
-        self.kept, self.replayed = keep, state
-        return state
+        kept_rows = Recurrence(*(x[:, :most] for x in self.inputs))
+        return kept_rows.run(self.mixer, self.state, mask)[1]
 
     @cached_property
     def rows(self) -> DeltaRows:
@@ -119,6 +127,7 @@ class GatedDeltaRecord:
         if not gated_delta_verify.runs_kernel(q, self.rows, state, past, kept):
             return None
         output, self.state = gated_delta_verify.kernel(q, self.rows, state, past, kept)
+        self.deferred = True
         return output
 
 

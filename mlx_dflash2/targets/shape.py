@@ -1,7 +1,7 @@
 """What a drafter needs of its target."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -13,24 +13,6 @@ class TargetShape:
     hidden_size: int
     vocab_size: int
     num_layers: int
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "TargetShape":
-        """Read the shape from a target's config.json, also where the text model is nested.
-
-        Raises:
-            ValueError: naming the field that is missing or not a positive integer.
-        """
-        nested = config.get("text_config") or {}
-        if not isinstance(nested, dict):
-            raise ValueError(f"Target config: `text_config` is {nested!r} but has to be an object.")
-        text = config | {name: value for name, value in nested.items() if value is not None}
-        names = ("hidden_size", "vocab_size", "num_hidden_layers")
-        for name in names:
-            if not _is_positive_integer(text.get(name)):
-                found = text.get(name)
-                raise ValueError(f"Target config: `{name}` is {found!r} but has to be 1 or more.")
-        return cls(*(text[name] for name in names))
 
 
 class TargetHead(Protocol):
@@ -45,7 +27,3 @@ class TargetHead(Protocol):
 
     def head(self, hidden: mx.array) -> mx.array:
         """Compute raw logits [..., V] of the drafter's rows [..., H]."""
-
-
-def _is_positive_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31

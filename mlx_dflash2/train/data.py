@@ -13,9 +13,9 @@ import numpy as np
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.sample_utils import make_sampler
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tqdm import tqdm
 
 from ..cli.console import note
+from ..cli.progress import Progress
 from ..evaluation.prompts import Prompt, digest
 from .corpus import Corpus, Text, write_shard
 from .records import read_record, refuse_difference, write_record
@@ -170,9 +170,9 @@ class _Progress:
             note(
                 f"{self.total} prompts in {len(shards)} shards, {len(self.done)} of them written; "
                 f"at most {tokens} tokens, about "
-                f"{tqdm.format_sizeof(tokens * _BYTES_PER_TOKEN, 'B')} on disk"
+                f"{Progress.format_sizeof(tokens * _BYTES_PER_TOKEN, 'B')} on disk"
             )
-        self.bar = tqdm(
+        self.bar = Progress(
             desc="Answers",
             unit="prompt",
             total=self.total,
@@ -198,4 +198,4 @@ class _Progress:
         self.done.append(file)
         size = sum(file.stat().st_size for file in self.done)
         share = sum(len(self.shards[file]) for file in self.done) / self.total
-        self.disk = f", about {tqdm.format_sizeof(size / share, 'B')} on disk"
+        self.disk = f", about {Progress.format_sizeof(size / share, 'B')} on disk"

@@ -11,9 +11,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tqdm import tqdm
 
 from ..cli.console import note
+from ..cli.progress import Progress
 from ..decode.generate import dflash_generate_step
 from ..decode.sampling import make_sampler
 from ..decode.stats import Stats
@@ -61,17 +61,17 @@ def answer_prompts(
         seed (int): Of sampling, with the prompt's number added. Default: ``0``.
     """
     answers = []
-    for number, prompt in enumerate(tqdm(prompts, desc=f"decoding at temperature {temp:g}")):
+    for number, prompt in enumerate(Progress(prompts, desc=f"decoding at temperature {temp:g}")):
         stats, tokens = Stats(), []
         steps = dflash_generate_step(
             mx.array(prompt.tokens),
             model,
             drafter,
             max_tokens=max_tokens,
+            # The whole block: acceptance is not to depend on how fast this machine is.
+            verify_width=drafter.block_size,
             sampler=make_sampler(temp) if temp > 0 else None,
             seed=seed + number if temp > 0 else None,
-            # Whole blocks in every round: acceptance is measured, not speed.
-            verify_width=drafter.block_size,
             stats=stats,
         )
         with closing(steps):
@@ -164,7 +164,7 @@ def evaluate(
     texts = [(a.prompt, a.tokens) for a in greedy if len(a.tokens) >= drafter.block_size]
     recall = None
     if texts:
-        with tqdm(total=len(texts), desc="recall") as bar:
+        with Progress(total=len(texts), desc="recall") as bar:
 
             def progress(_: str) -> None:
                 bar.update()

@@ -7,8 +7,7 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from .. import embedded
-from ..checkpoint.files import Source
-from ..checkpoint.load import find_target, read_target
+from ..checkpoint.target import TargetSource, find_target, read_target
 from ..cli.dense import unpack
 from ..evaluation.prompts import Chat
 from ..targets import Target, bind
@@ -28,7 +27,7 @@ class Inputs:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.folder = args, Path(args.output_path).expanduser()
-        self._source: Source | None = None
+        self._source: TargetSource | None = None
         self._loaded: tuple[nn.Module, TokenizerWrapper] | None = None
         self._loaded_from: tuple[str, bool] | None = None
 
@@ -38,8 +37,8 @@ class Inputs:
         return self.args.model or str(embedded.target_path())
 
     @property
-    def source(self) -> Source:
-        """The target's folder and config, found when they are first needed."""
+    def source(self) -> TargetSource:
+        """The target's folder, config and shape, found when they are first needed."""
         if self._source is None or self._source.name != self.name:
             self._source = find_target(self.name)
         return self._source

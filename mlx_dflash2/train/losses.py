@@ -3,8 +3,6 @@
 import mlx.core as mx
 import mlx.nn as nn
 
-LOSSES = ("ce", "kl", "tv", "lk")
-
 
 def position_weights(length: int, gamma: float) -> mx.array:
     """Compute exp(-(j - 1) / gamma) for the rows j = 1 to ``length`` after the anchor."""
@@ -40,7 +38,7 @@ def unary_loss(
     variation with s = exp(-3 a), where a = sum(min(p, q)) is the row's acceptance.
 
     Args:
-        kind (str): One of ``LOSSES``.
+        kind (str): One of :data:`~mlx_dflash2.train.options.LOSSES`.
         draft (mx.array): Log probabilities [M, C], finite.
         target (mx.array, optional): Wanted log probabilities [M, C], which may sum to less than
             one; ``None`` wants the true token alone.

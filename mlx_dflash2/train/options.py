@@ -1,17 +1,19 @@
 """The options of `mlx_dflash2.train`, in the spelling of mlx_lm.lora where it has them."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from ..cli import options as cli_options
+from ..cli.arguments import add_blas_argument
 from ..cli.options import Option, Range, add_options, flag
-from ..cli.start import add_blas_argument
-from .losses import LOSSES
-from .start import PARTS
+from ..cli.parser import Parser
 
+LOSSES = ("ce", "kl", "tv", "lk")
+PARTS = ("backbone", "conv", "selector")
 STAGES = ("data", "taps", "fit", "export", "eval")
 _NOT_GIVEN = object()
 _ANY, _COUNT, _ABOVE, _SHARE = Range(0), Range(1), Range(0, open=True), Range(0, below=1)
@@ -131,11 +133,12 @@ _OPTIONS: dict[str, tuple[Option, ...]] = {
 
 def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
     """Set up and return the argument parser; ``kwargs`` are :class:`ArgumentParser`'s."""
-    parser = argparse.ArgumentParser(
-        prog="mlx_dflash2.train",
-        description="Train a DFlash 2 drafter for a target. Stages: data (the target answers "
+    parser = Parser(
+        "mlx_dflash2.train",
+        "Train a DFlash 2 drafter for a target. Stages: data (the target answers "
         "prompts), taps (its hidden states on these texts are cached), fit, export, eval. Each "
         "resumes where it stopped; without a stage all are run in turn.",
+        usage="%(prog)s [stage ...] [options]",
         **kwargs,
     )
     add = parser.add_argument
@@ -147,7 +150,7 @@ def setup_arg_parser(**kwargs: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def parse(argv: list[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line over a config file over the defaults.
 
     Returns:

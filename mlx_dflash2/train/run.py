@@ -5,7 +5,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from ..checkpoint.load import device_dtype, load_drafter
+from ..checkpoint.load import UNQUANTIZED, device_dtype, load_drafter
 from ..checkpoint.save import config_of
 from ..drafter.fit import check_fit
 from ..evaluation.prompts import encode
@@ -86,7 +86,7 @@ class Run:
 
     def _check_drafter(self, stages: set[str]) -> None:
         wanted, args = self.training.drafter_args(), self.args
-        check_fit(wanted, self.inputs.target.shape)
+        check_fit(wanted, self.inputs.source.shape)
         if "export" in stages:
             config_of(wanted)
         self.training.objective(wanted.block_size)
@@ -170,7 +170,7 @@ class Run:
         exported = export.exported_step(self.folder) == step
         if exported:
             # Measure what is exported, quantized as it is.
-            drafter = load_drafter(self.folder / "export", dtype=device_dtype())
+            drafter = load_drafter(self.folder / "export", bits=UNQUANTIZED, dtype=device_dtype())
         else:
             drafter, *_ = self.training.trained()
         measured = "export" if exported else "checkpoint"

@@ -9,8 +9,8 @@ from mlx.utils import tree_flatten
 from ..drafter.args import DrafterArgs
 from ..drafter.model import Drafter
 from ..targets import Target
+from .options import PARTS
 
-PARTS = ("backbone", "conv", "selector")
 _STD = 0.02
 _MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj"), ("gate_proj", "up_proj", "down_proj")
 # Model files whose layers have norms before attention and MLP alone, as a drafter's layers do, and

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import mlx.core as mx
 import numpy as np
-from tqdm import tqdm
 
+from ..cli.progress import Progress
 from ..targets import Target
 from .corpus import Corpus
 from .records import read_record, refuse_difference, write_record
@@ -138,7 +138,7 @@ def write_taps(
     mine = list(_files(folder, corpus).items())[share[0] :: share[1]]
     todo = {file: texts for file, texts in mine if not file.exists()}
     total = sum(_rows(corpus, texts) for texts in todo.values())
-    with tqdm(total=total, desc="taps", unit="tok", disable=not todo) as bar:
+    with Progress(total=total, desc="taps", unit="tok", disable=not todo) as bar:
         for file, texts in todo.items():
             _write_file(source, texts, file, batch_size, bar)
 
@@ -153,7 +153,9 @@ def _read_about(file: Path) -> dict[str, Any]:
     return found
 
 
-def _write_file(source: ComputedTaps, texts: range, file: Path, batch_size: int, bar: tqdm) -> None:
+def _write_file(
+    source: ComputedTaps, texts: range, file: Path, batch_size: int, bar: Progress
+) -> None:
     corpus, partial = source.corpus, file.with_suffix(".partial")
     width = source.target.shape.hidden_size * (len(source.layers) + source.final)
     # Written batch by batch: a file's rows may not fit into memory.

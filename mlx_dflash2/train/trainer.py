@@ -12,8 +12,8 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.nn.utils import average_gradients
 from mlx.utils import tree_flatten, tree_map, tree_unflatten
-from tqdm import tqdm
 
+from ..cli.progress import Progress
 from ..drafter.model import Drafter
 from ..targets import Target
 from . import checkpoints
@@ -227,7 +227,7 @@ def fit(
     if main:
         drop_lines(folder / "log.jsonl", trainer.done)
     began, totals = time.monotonic(), StepTotals()
-    bar = tqdm(total=trainer.schedule.iters, initial=trainer.done, desc="fit", disable=not main)
+    bar = Progress(total=trainer.schedule.iters, initial=trainer.done, desc="fit", disable=not main)
     try:
         while trainer.done < trainer.schedule.iters:
             over = stop_after is not None and time.monotonic() - began > stop_after

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import mlx.core as mx
 import mlx_lm
 import pytest
+from support.commands import main_of
 from support.drafters import V1
 from support.saved_models import save_drafter, save_pair
 from support.tiny import DENSE, make_drafter, make_model, plain_tokens
@@ -18,6 +19,8 @@ from support.tiny import DENSE, make_drafter, make_model, plain_tokens
 from mlx_dflash2.benchmark import command, results, summary
 from mlx_dflash2.benchmark.arms import Arm, BenchSettings
 from mlx_dflash2.benchmark.measure import Bench, Sample, rounds_of
+from mlx_dflash2.benchmark.report import report
+from mlx_dflash2.benchmark.tables import markdown, terminal
 from mlx_dflash2.decode.clock import PHASES
 from mlx_dflash2.evaluation import parity
 from mlx_dflash2.evaluation.prompts import Prompt
@@ -31,7 +34,7 @@ def folders(tmp_path_factory):
 
 def main(monkeypatch, *arguments):
     monkeypatch.setattr(sys, "argv", ["benchmark", *map(str, arguments)])
-    command.main()
+    main_of("benchmark")()
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +58,12 @@ def test_every_arm_is_in_tables_and_json(run):
     text, results = run
     for arm in ("plain", "mlx-lm draft model", "DFlash 2 width 8", "DFlash 2 8-bit width 3"):
         for label in (arm, f"{arm}, T=1"):
-            assert f"| {label} |" in text and label in results["mean"]
+            assert f"| {label} |" in text and label in results["overall"]
     # It drafts the same tokens at every temperature.
-    assert "DFlash 2 without selector width 8" in results["mean"]
-    assert "DFlash 2 without selector width 8, T=1" not in results["mean"]
+    assert "DFlash 2 without selector width 8" in results["overall"]
+    assert "DFlash 2 without selector width 8, T=1" not in results["overall"]
     assert list(results["suites"]) == ["early", "late"]
-    arms = len(results["mean"])
+    arms = len(results["overall"])
     assert len(results["samples"]) == arms * 3 * 2
 
 
@@ -103,7 +106,7 @@ def test_rounds_of_mlx_lm_s_speculation(drafted, rounds):
 
 def test_draft_lm_that_is_the_target_is_always_right(run):
     _, results = run
-    arm = results["mean"]["mlx-lm draft model"]
+    arm = results["overall"]["mlx-lm draft model"]
     assert arm["acceptance_pooled"] == pytest.approx(4.0)
 
 
@@ -112,7 +115,7 @@ def test_phases_and_host_reads(run):
     for label, seconds in results["phases"].items():
         assert set(seconds) == set(PHASES) and all(value >= 0 for value in seconds.values())
         assert seconds["draft"] > 0 and seconds["verify"] > 0
-        assert results["mean"][label]["host_reads_per_round"] == 1
+        assert results["overall"][label]["host_reads_per_round"] == 1
     assert "disturbs what it measures" in text
 
 
@@ -147,7 +150,7 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
     folder = folders[3]
     results = run[1]
     faster = json.loads(json.dumps(results))
-    faster["mean"]["DFlash 2 width 8"]["decode_tps"] *= 2
+    faster["overall"]["DFlash 2 width 8"]["decode_tps"] *= 2
     faster["environment"]["versions"]["mlx"] = "9.9"
     (folder / "faster.json").write_text(json.dumps(faster))
     main(monkeypatch, "compare", folder / "run.json", folder / "faster.json")
@@ -155,7 +158,7 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
     assert "| environment.versions.mlx |" in text and "| 9.9 |" in text
     row = next(r for r in text.splitlines() if "DFlash 2 width 8 | decode_tps" in r)
     assert row.endswith("| 2.00 × |")
-    for change in ({"prompts": {"sha256": "0"}}, {"settings": {"max_tokens": 1}}, {"mean": {}}):
+    for change in ({"prompts": {"sha256": "0"}}, {"settings": {"max_tokens": 1}}, {"overall": {}}):
         (folder / "other.json").write_text(json.dumps(results | change))
         with pytest.raises(SystemExit) as error:
             main(monkeypatch, "compare", folder / "run.json", folder / "other.json")
@@ -172,7 +175,7 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         (["--max-tokens", "0"], "--max-tokens is 0"),
         (["--trials", "0"], "--trials is 0"),
         (["--json", "/no/such/folder/x.json"], "no folder"),
-        (["--suites", "gsm8l"], "suites are built-in, gsm8k"),
+        (["--suites", "gsm8l"], "suites are built-in, editing, reading, gsm8k"),
         (["--dflash1-model", "/no/such"], "/no/such"),
         (["--thinking", "on"], "enable_thinking"),
         (["--verify-widths", "9"], "from 2 to 8"),
@@ -183,9 +186,9 @@ def test_two_runs_are_compared_or_refused(run, folders, monkeypatch, capsys):
         (["--draft-lm", "/no/such"], "/no/such"),
         (["--dflash1-model", "drafter"], "drafter is a DFlash 2."),
         (["--recall", "--max-tokens", "7"], "--max-tokens is 7 but has to be 8 or more"),
-        (["--seed", "-1"], "`seed` is -1 but has to be from 0"),
+        (["--seed", "-1"], "--seed is -1 but has to be from 0"),
         (["--temps", "-1"], "temp"),
-        (["--temps", "1", "--top-p", "2"], "top_p"),
+        (["--temps", "1", "--top-p", "2"], "--top-p"),
     ],
 )
 def test_refusals_take_one_line(folders, monkeypatch, arguments, part):
@@ -266,13 +269,16 @@ def test_summary_by_hand():
     assert found["acceptance_per_request"] == (10 / 2 + 10 / 8) / 2
     assert found["acceptance_pooled"] == 20 / 10
     assert found["acceptance_by_position"] == [4 / 10, 1 / 10]
-    assert found["decode_tps"] == (10 + 2) / 2 and found["prompt_tps"] == 10
-    assert found["speedup"] == pytest.approx((2.0 + 0.5) / 2)
+    # Ratios of totals, not means of ratios.
+    assert found["decode_tps"] == 20 / 6 and found["prompt_tps"] == 10
+    assert found["speedup"] == pytest.approx((20 / 6) / (20 / 4.5))
     assert found["speedup_spread"] == pytest.approx([0.5, 2.0])
-    assert found["round_seconds"] == pytest.approx((0.5 + 0.625) / 2)
+    low, high = found["speedup_interval"]
+    assert 0.5 <= low <= found["speedup"] <= high <= 2.0
+    assert found["round_seconds"] == 6 / 10
     assert found["host_reads_per_round"] == 1 and found["memory"] == 7
-    assert math.isclose(found["total_tps"], (11 / 2 + 11 / 6) / 2)
-    assert "acceptance_pooled" not in summary.summarize(plain, plain)
+    assert math.isclose(found["total_tps"], 22 / 8)
+    assert summary.summarize(plain, plain)["acceptance_pooled"] is None
 
 
 def test_a_dflash_1_drafter_is_an_arm_of_its_own(folders, monkeypatch, tmp_path, capsys):
@@ -284,8 +290,8 @@ def test_a_dflash_1_drafter_is_an_arm_of_its_own(folders, monkeypatch, tmp_path,
         "--json", tmp_path / "run.json",
     )  # fmt: skip
     results = json.loads((tmp_path / "run.json").read_text())
-    assert list(results["mean"]) == ["plain", "DFlash 2", "DFlash 1"]
-    assert len(results["mean"]["DFlash 1"]["acceptance_by_position"]) == 3
+    assert list(results["overall"]) == ["plain", "DFlash 2", "DFlash 1"]
+    assert len(results["overall"]["DFlash 1"]["acceptance_by_position"]) == 3
     assert results["parity"]["DFlash 1"][0]["verdict"] == "identical"
     assert set(results["models"]) == {"target", "drafter", "DFlash 1"}
     assert "| DFlash 1 |" in capsys.readouterr().out
@@ -300,7 +306,7 @@ def test_embedded_pair_with_a_small_budget(monkeypatch, tmp_path):
     results = json.loads(path.read_text())
     verdicts = [entry["verdict"] for found in results["parity"].values() for entry in found]
     assert verdicts == ["identical"] * 2
-    assert results["mean"]["DFlash 2"]["acceptance_pooled"] > 1.2
+    assert results["overall"]["DFlash 2"]["acceptance_pooled"] > 1.2
     found = results["recall"]["DFlash 2"]
     assert found["recall_candidates"][0] >= found["recall_best"][0] > 0.2
     assert found["acceptance_oracle"] > found["acceptance_path"] > 1.2
@@ -315,7 +321,7 @@ def test_answers_of_one_token_are_reported(folders, monkeypatch, tmp_path, capsy
     )  # fmt: skip
     assert "| DFlash 2 | " in capsys.readouterr().out
     found = json.loads((tmp_path / "x.json").read_text())
-    assert "acceptance_pooled" not in found["mean"]["DFlash 2"]
+    assert found["overall"]["DFlash 2"]["acceptance_pooled"] is None
 
 
 def test_recall_of_short_answers_is_left_out_and_said(model):
@@ -330,7 +336,7 @@ def test_recall_of_short_answers_is_left_out_and_said(model):
 def test_a_draft_lm_of_other_tokens_is_refused(folders):
     other = SimpleNamespace(vocab_size=513)
     with pytest.raises(ValueError, match=r"^--draft-lm: its tokenizer has 508 tokens, .* 513; .*$"):
-        command._draft_lm(str(folders[0]), other)
+        command._draft_lm(SimpleNamespace(draft_lm=str(folders[0]), dense=False), other)
 
 
 def test_a_pass_of_mlx_lm_s_speculation_has_its_rows(model):
@@ -349,3 +355,91 @@ def test_what_flags_change_about_the_models_reaches_the_json(run, folders, monke
 def test_settings_reach_the_json(run):
     assert run[1]["settings"]["temps"] == [0.0, 1.0]
     assert set(asdict(command.BenchSettings())) <= set(run[1]["settings"])
+
+
+def test_a_single_run_has_no_interval():
+    runs, plain = [sample("d", 0, 11, 1.0)], [sample("plain", 0, 11, 2.0)]
+    found = summary.summarize(runs, plain)
+    assert found["speedup"] == 2 and found["runs"] == 1
+    assert found["speedup_interval"] is None and found["speedup_spread"] is None
+
+
+def test_intervals_narrow_with_more_runs():
+    widths = []
+    for count in (4, 64):
+        runs = [sample("d", i, 11, 1.0 + i % 4) for i in range(count)]
+        plain = [sample("plain", i, 11, 2.0) for i in range(count)]
+        low, high = summary.summarize(runs, plain)["speedup_interval"]
+        assert low < 20 / 25 < high
+        widths.append(high - low)
+    assert widths[1] < widths[0] / 2
+
+
+def test_a_disturbed_machine_is_flagged(run):
+    results = json.loads(json.dumps(run[1]))
+    calm = markdown(report(results))
+    results["overall"]["DFlash 2 width 8"]["decode_tps_spread"] = [1.0, 2.1]
+    text = markdown(report(results))
+    assert "differ more than twofold" in text and ") !" in text
+    assert ("differ more than twofold" in calm) == (") !" in calm)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_report_fits_the_terminal(run, width):
+    text = terminal(report(run[1]), width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "| " not in text and "DFlash 2 width 8" in text.replace("\n", " ")
+
+
+class Stop:
+    """Presses Ctrl-C in one of the runs."""
+
+    def __init__(self, monkeypatch, number):
+        self.number, self.count, original = number, 0, Bench._run_one
+
+        def run_one(bench, arm, prompt, index, *args):
+            self.count += index >= 0
+            if self.count == self.number:
+                raise KeyboardInterrupt
+            return original(bench, arm, prompt, index, *args)
+
+        monkeypatch.setattr(Bench, "_run_one", run_one)
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
+    folders, monkeypatch, tmp_path, capsys
+):
+    file = tmp_path / "run.json"
+    arguments = ["--model", folders[0], "--draft-model", folders[1], "--suites", folders[2],
+                 "--max-tokens", "6", "--temps", "0", "--json", file]  # fmt: skip
+    with monkeypatch.context() as patch:
+        Stop(patch, 6)
+        with pytest.raises(SystemExit) as left:
+            main(patch, *arguments)
+    assert left.value.code == 130
+    results = json.loads(file.read_text())
+    assert not results["complete"] and len(results["samples"]) == 4
+    out, _ = capsys.readouterr()
+    assert "INTERRUPTED: 4 runs only" in out and "| DFlash 2 |" in out
+
+    with pytest.raises(
+        SystemExit, match=r"unfinished run whose settings\.max_tokens was 6 but is 7"
+    ):
+        main(monkeypatch, *[7 if a == "6" else a for a in arguments])
+    again = Stop(monkeypatch, -1)
+    main(monkeypatch, *arguments)
+    assert again.count == 2 and "Going on after 4 of 6 runs" in capsys.readouterr().err
+    finished = json.loads(file.read_text())
+    assert finished["complete"] and finished["samples"][:4] == results["samples"]
+    assert finished["parity"] and finished["phases"]
+    # A finished run is not gone on from.
+    main(monkeypatch, *arguments)
+    assert again.count == 2 + 6
+
+
+def test_ctrl_c_before_the_first_prompt_writes_nothing(folders, monkeypatch, tmp_path):
+    Stop(monkeypatch, 1)
+    with pytest.raises(SystemExit) as left:
+        main(monkeypatch, "--model", folders[0], "--draft-model", folders[1], "--suites",
+             folders[2], "--max-tokens", "6", "--json", tmp_path / "run.json")  # fmt: skip
+    assert left.value.code == 130 and not list(tmp_path.iterdir())

@@ -2,9 +2,11 @@
 
 import importlib
 import io
+import re
 import signal
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx_lm
@@ -12,12 +14,14 @@ import pytest
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from support.commands import main_of
 from support.proposers import oracle
 from support.saved_models import save_drafter, save_target
 from support.tiny import DENSE, HYBRID, SLIDING
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.chat import Conversation
+from mlx_dflash2.chat.settings import HELP
 from mlx_dflash2.cli import build
 from mlx_dflash2.decode import generate as generating
 from mlx_dflash2.decode.options import GenerationOptions
@@ -63,6 +67,7 @@ def chat(monkeypatch, capsys, pairs):
 
     def chat(text, *args, kind=DENSE, module=command):
         turns, pair = [], pairs[kind]
+        sources = PairSources(None, SimpleNamespace(name="drafter"))
         place, name, original = module, "stream_generate", mlx_lm.stream_generate
         if module is command:
             place, name, original = conversation_module, "stream_text", generating.stream_text
@@ -74,14 +79,15 @@ def chat(monkeypatch, capsys, pairs):
                 yield response
 
         monkeypatch.setattr(place, name, record)
-        monkeypatch.setattr(command, "find_pair", lambda *_, **__: PairSources(None, None))
+        monkeypatch.setattr(command, "find_pair", lambda *_, **__: sources)
         monkeypatch.setattr(build, "load_pair", lambda *_, **__: pair)
+        monkeypatch.setattr(build, "pending_downloads", lambda _: [])
         monkeypatch.setattr(mlx_lm_chat, "load", lambda *_, **__: (pair.model, pair.tokenizer))
         monkeypatch.setattr(sys, "argv", ["chat", *args])
         monkeypatch.setattr(sys, "stdin", Script(text))
         status = 0
         try:
-            module.main()
+            (main_of("chat") if module is command else module.main)()
         except SystemExit as error:
             status = error.code
         return status or 0, *capsys.readouterr(), turns
@@ -136,17 +142,60 @@ def test_stdout_has_the_answers_alone_and_stderr_a_line_on_each(chat, pairs):
         detokenizer.finalize()
         expected += detokenizer.text + "\n"
     assert out == expected
-    assert err.count(command.HELP) == 2
+    assert err.count(HELP) == 2
     lines = [line for line in err.splitlines() if line.startswith("[9 tokens, ")]
     assert len(lines) == 2
     assert all("tokens/s" in line and "tokens a round" in line for line in lines)
     assert "drafting stopped" not in err
 
 
-def test_a_prompt_is_shown_to_a_terminal_only(monkeypatch, chat):
-    monkeypatch.setattr(Script, "isatty", lambda self: True)
-    _, out, _, _ = chat("h\nq\n")
-    assert out == ">> >> "
+COMMANDS = {
+    "/temp 0.5": "temperature 0.5",
+    "/max-tokens 3": "at most 3 tokens",
+    "/system Be kind.": "system prompt: Be kind.",
+    "/system": "no system prompt",
+    "/drafts off": "drafts off",
+    "/drafts maybe": "/drafts is unchanged: it has to be on or off",
+    "/temp hot": "/temp is unchanged: could not convert string to float: 'hot'",
+    "/temp -1": "/temp is unchanged: `temp` is -1.0 but has to be from 0.0",
+    "/max-tokens 0": "/max-tokens is unchanged: `max_tokens` is 0 but has to be non-zero",
+    "/nothing": "There is no command /nothing.",
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_say_what_they_did(chat, line):
+    status, out, err, turns = chat(f"{line}\n")
+    assert status == 0 and not out and not turns and COMMANDS[line] in err
+
+
+def test_commands_change_the_next_answers(chat, pairs):
+    text = "Hello\n/max-tokens 3\n/system Be kind.\nHello\n/max-tokens 8\n/system\nHello\n"
+    status, _, err, turns = chat(text, "-m", "9")
+    assert status == 0 and [len(turn) for turn in turns] == [9, 3, 8]
+    prompts = [int(n) for n in re.findall(r"prompt (\d+) \+", err)]
+    assert prompts[1] > prompts[0] == prompts[2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_switched_off_and_on_in_one_conversation(monkeypatch, chat, pairs, kind):
+    """The tokens stay, and the drafter's context goes on without drafts."""
+    text = "Hello\nWhy?\nAnd then?\n"
+    *_, expected = chat(text, "-m", "9", kind=kind)
+    turns_seen = []
+    original = Conversation.answer
+
+    def record(self, *args, **kwargs):
+        yield from original(self, *args, **kwargs)
+        missing = len(self.cache) - self.cache.context.offset
+        turns_seen.append((self.stats.drafted > 0, missing))
+
+    monkeypatch.setattr(Conversation, "answer", record)
+    switched = text.replace("Why?", "/drafts off\nWhy?").replace("And", "/drafts on\nAnd")
+    *_, turns = chat(switched, "-m", "9", "--verify-width", "4", kind=kind)
+    assert turns == expected
+    drafted, missing = zip(*turns_seen, strict=True)
+    assert drafted == (True, False, True) and len(set(missing)) == 1
 
 
 @pytest.mark.parametrize("text", ["", "Hello\n", "Hello\n^C\n", "^C\n"])
@@ -170,11 +219,11 @@ def test_a_drafter_that_fails_is_named_and_the_answer_is_the_same(monkeypatch, c
 
 def test_a_seed_that_is_none_is_refused(chat):
     status, *_ = chat("hello\n", "--seed", "-1")
-    assert status == "error: `seed` is -1 but has to be from 0 to 2**64 - 1."
+    assert status == "error: --seed is -1 but has to be from 0 to 2**64 - 1."
 
 
 def test_draws_differ_from_turn_to_turn_and_repeat_with_the_seed(chat):
-    text, args = "Hello\nr\nHello\n", ("-m", "12", "--temp", "1.5")
+    text, args = "Hello\nr\nHello\n", ("-m", "12", "--temp", "1.5", "--seed", "0")
     *_, once = chat(text, *args)
     *_, again = chat(text, *args)
     *_, other = chat(text, *args, "--seed", "5")
@@ -192,7 +241,7 @@ def test_what_does_not_fit_is_refused(chat):
     assert len(turns) == 1
     assert chat("Hell\udcff\n")[0] == "error: The prompt is not valid UTF-8."
     status, _, err, _ = chat("Hello\n", "--kv-bits", "7")
-    assert status.startswith("error: `kv_bits` is 7 but has to be")
+    assert status.startswith("error: --kv-bits is 7 but has to be")
 
 
 @pytest.mark.parametrize("start", [0, 30, 70])

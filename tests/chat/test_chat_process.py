@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlx_dflash2.chat.command import HELP
+from mlx_dflash2.chat.settings import HELP
 
 
 @pytest.fixture

@@ -7,8 +7,17 @@ import pytest
 from support.drafters import V1, V2, block_of, random_weights, without
 from support.folders import LOADABLE, REFUSED, refused, same, sharded
 from support.saved_models import save_drafter, write_config
+from support.tiny import drafter_config
 
-from mlx_dflash2.checkpoint.load import is_drafter, load, load_drafter, read_drafter_args
+from mlx_dflash2.checkpoint.load import (
+    bits_at_load,
+    check_bits,
+    find_drafter,
+    is_drafter,
+    load_drafter,
+    read_drafter_args,
+)
+from mlx_dflash2.checkpoint.target import load
 
 MUSE = V1 | dict(architectures=["MuseGlimmerAssistantModel"])
 
@@ -169,3 +178,29 @@ def test_other_drafters_are_no_targets_either(tmp_path):
     for i, config in enumerate(({"speculators_model_type": "eagle3"}, {"dflash_config": {}})):
         assert is_drafter(config)
         assert "is a drafter" in refused(ValueError, load, write_config(tmp_path / str(i), config))
+
+
+@pytest.mark.parametrize(
+    "device, bits, stored, expected",
+    [
+        ("gpu", None, None, 4), ("gpu", 16, None, None), ("gpu", 8, None, 8),
+        ("gpu", None, {"bits": 8}, None), ("cpu", None, None, None), ("cpu", 16, None, None),
+        ("cpu", 4, None, 4),
+    ],
+)  # fmt: skip
+def test_a_gpu_quantizes_the_drafter_unless_told_otherwise(
+    device, bits, stored, expected, tmp_path, monkeypatch
+):
+    folder = save_drafter(tmp_path / "drafter", drafter_config())
+    source = find_drafter(folder)
+    source.args.quantization = stored
+    monkeypatch.setattr(mx, "default_device", lambda: getattr(mx, device))
+    assert bits_at_load(bits, source) == expected
+    check_bits(16, source)
+
+
+def test_the_default_reaches_the_loaded_drafter(tmp_path, monkeypatch):
+    folder = save_drafter(tmp_path / "drafter", drafter_config())
+    monkeypatch.setattr(mx, "default_device", lambda: mx.gpu)
+    assert "scales" in load_drafter(folder).layers[0].mlp.up_proj
+    assert "scales" not in load_drafter(folder, bits=16).layers[0].mlp.up_proj

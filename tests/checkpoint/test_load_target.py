@@ -12,7 +12,8 @@ from support.folders import REFUSED, publish, refused, same
 from support.saved_models import save_drafter, write_config
 from support.tiny import CONFIGS, make_model
 
-from mlx_dflash2.checkpoint.load import load, load_drafter, read_drafter_args
+from mlx_dflash2.checkpoint.load import load_drafter, read_drafter_args
+from mlx_dflash2.checkpoint.target import load
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def test_a_group_that_does_not_divide_leaves_float_with_one_warning(folder):
 @pytest.mark.parametrize(
     "option, value",
     [
-        *(("bits", value) for value in (0, 2, 3, 16, "4", True, 4.0)),
+        *(("bits", value) for value in (0, 2, 3, 15, "4", True, 4.0)),
         *(("group_size", value) for value in (0, 16, 48, "64", True, 64.0, None)),
         *(("dtype", value) for value in (mx.float16, mx.int32, "bfloat16")),
     ],

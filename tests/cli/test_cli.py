@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import mlx_lm
 import pytest
+from support.commands import main_of
 from support.folders import no_weights_read
 from support.saved_models import embedded_target
 
@@ -51,10 +52,10 @@ def test_prompt_ids_are_those_of_mlx_lm(monkeypatch, invoke, model_folders, targ
 
     monkeypatch.setattr(command, "stream_text", capture)
     monkeypatch.setattr(mlx_lm_command, "generate", capture)
-    for main in (mlx_lm_command.main, command.main):
+    for main in (mlx_lm_command.main, main_of("generate")):
         monkeypatch.setattr(sys, "stdin", io.StringIO("line one\nline \\n two\n"))
         # The embedded target has a drafter of its own.
-        named = main is command.main and target != "embedded"
+        named = main is main_of("generate") and target != "embedded"
         extra = ["--draft-model", f"{model_folders / 'drafter'}"] if named else []
         status, _, err = invoke("--model", f"{path}", *extra, *args, main=main)
         assert status == 0, err
@@ -101,14 +102,14 @@ ERRORS = {
     "file as target": (["--model", "{target}/config.json"], "is a file"),
     "only a config": (["--model", "{config-only}"], "has a config.json but no model*.safetensors"),
     "not there": (["--draft-model", "no/such/folder"], "neither a local folder nor"),
-    "block size": (["--block-size", "5"], "`block_size` is 5 but has to be from 1 to 4"),
-    "verify width": (["--verify-width", "1"], "`verify_width` is 1 but has to be from 2"),
-    "max tokens": (["-m", "0"], "`max_tokens` is 0 but has to be non-zero"),
-    "step size": (["--prefill-step-size", "0"], "`prefill_step_size` is 0 but has to be 1"),
+    "block size": (["--block-size", "5"], "--block-size is 5 but has to be from 1 to 4"),
+    "verify width": (["--verify-width", "0"], "--verify-width is 0 but has to be from 1"),
+    "max tokens": (["-m", "0"], "--max-tokens is 0 but has to be non-zero"),
+    "step size": (["--prefill-step-size", "0"], "--prefill-step-size is 0 but has to be 1"),
     "adapter": (["--adapter-path", "{empty}/none"], "adapter"),
     "system prompt without template": (
         ["--ignore-chat-template", "--system-prompt", "x"],
-        "`system_prompt` is given but no chat template is used",
+        "--system-prompt is given but no chat template is used",
     ),
     "template argument": (
         ["--chat-template-config", '{"messages": 1}'],
@@ -123,7 +124,6 @@ ERRORS = {
 
 # What mlx-lm or the tokenizer refuses is known once the models are loaded.
 AFTER_LOADING = (
-    "only a config",
     "adapter",
     "system prompt without template",
     "template argument",
@@ -161,6 +161,6 @@ def test_dispatcher(invoke):
         assert status == 0 and all(name in out for name in cli.COMMANDS)
     for args in ([], ["nonsense"]):
         status, out, err = invoke(*args, main=cli.main)
-        assert status == 1 and not out and "usage: mlx_dflash2" in err
+        assert status == 2 and not out and "usage: mlx_dflash2" in err
     status, out, _ = invoke("generate", "--help", main=cli.main)
     assert status == 0 and "--draft-model" in out

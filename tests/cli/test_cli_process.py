@@ -88,4 +88,4 @@ def test_error_of_a_process(start):
     process = start("module", "--block-size", "99")
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1 and not out
-    assert err.decode().startswith("error: `block_size` is 99") and err.count(b"\n") == 1
+    assert err.decode().startswith("error: --block-size is 99") and err.count(b"\n") == 1

@@ -8,11 +8,17 @@ import mlx.nn as nn
 import mlx_lm
 import pytest
 from mlx.utils import tree_flatten
-from support.saved_models import save_target
+from support.commands import main_of
+from support.drafters import V1
+from support.saved_models import save_drafter, save_target
 from support.tiny import DENSE, make_model
 
+from mlx_dflash2 import load_drafter
+from mlx_dflash2.benchmark import command as benchmark
 from mlx_dflash2.checkpoint.dense import make_dense
+from mlx_dflash2.checkpoint.save import save_drafter as write_drafter
 from mlx_dflash2.cli import dense
+from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.train.inputs import Inputs
 from mlx_dflash2.train.options import parse
 
@@ -100,3 +106,56 @@ def test_training_on_a_dense_target(quantized_folder, tmp_path, capsys):
     model, _ = Inputs(parse(options)).loaded
     assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
     assert capsys.readouterr().err.startswith("--dequantize: 0.00 GB of float32 weights")
+
+
+@pytest.fixture(scope="module")
+def older(tmp_path_factory):
+    """A DFlash 1 drafter in 4 bits."""
+    folder, config = tmp_path_factory.mktemp("older"), V1 | {"block_size": 4}
+    drafter = load_drafter(save_drafter(folder / "full", config), bits=4, group_size=32)
+    write_drafter(drafter, folder / "packed", config, "")
+    return folder / "packed"
+
+
+def run(invoke, command, *arguments):
+    return invoke(*map(str, arguments), main=main_of(command.__name__.split(".")[1]))
+
+
+def test_all_models_of_a_benchmark_are_dense(
+    quantized_folder, older, tmp_path, invoke, monkeypatch
+):
+    pair, benches = save_drafter(tmp_path / "drafter"), []
+    (tmp_path / "one.jsonl").write_text('"w7 w8"\n')
+    monkeypatch.setattr(benchmark, "_run", lambda bench, *_: (benches.append(bench), False))
+    monkeypatch.setattr(benchmark, "report", lambda _: [])
+    status, _, err = run(
+        invoke, benchmark, "--model", quantized_folder, "--draft-model", pair,
+        "--dflash1-model", older, "--draft-lm", quantized_folder,
+        "--suites", tmp_path / "one.jsonl", "--dense", "-m", "9",
+    )  # fmt: skip
+    assert status == 0, err
+    for flag in ("--dense", "--dense, --dflash1-model", "--dense, --draft-lm"):
+        assert any(line.startswith(f"{flag}: ") for line in err.splitlines())
+    (bench,) = benches
+    assert list(bench.drafters) == ["DFlash 2", "DFlash 1"]
+    others = [arm.draft_lm for arm in bench.arms if arm.draft_lm is not None]
+    assert others
+    for model in (*bench.drafters.values(), *others):
+        assert {value.dtype for _, value in tree_flatten(model.parameters())} == {mx.float32}
+
+
+def test_a_trace_of_a_dense_pair(quantized_folder, older, invoke, monkeypatch):
+    pairs = []
+
+    def seen(model, drafter, *_):
+        pairs.append((model, drafter))
+        raise ValueError("seen")
+
+    monkeypatch.setattr(doctor, "bisect", seen)
+    pair = ["--model", quantized_folder, "--draft-model", older, "--dense", "-m", "9"]
+    status, _, err = run(invoke, doctor, *pair, "--trace")
+    assert status == 1 and "--dense: " in err and err.endswith("error: seen\n")
+    for found in pairs[0]:
+        assert {value.dtype for _, value in tree_flatten(found.parameters())} == {mx.float32}
+    status, _, err = run(invoke, doctor, *pair[:-2])
+    assert status == 1 and err == "error: --dense has an effect only with --trace.\n"

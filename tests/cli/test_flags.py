@@ -3,11 +3,13 @@
 import importlib
 import io
 import sys
+from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx_lm
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from support.commands import main_of, options_of
 
 from mlx_dflash2 import DFlashPromptCache
 from mlx_dflash2.cli import build
@@ -28,6 +30,7 @@ COMMON = {
     "--model": (["other"], {"model": "other"}),
     "--draft-model": (["other"], {"draft_model": "other"}),
     "--draft-bits": (["4"], {"draft_bits": 4}),
+    "--revision": (["abc"], {"revision": "abc"}),
     "--adapter-path": (["a"], {"adapter_path": "a"}),
     "--trust-remote-code": (
         [],
@@ -35,9 +38,11 @@ COMMON = {
     ),
     "--quantize-activations": ([], {"model_config": {"quantize_activations": True}}),
     "--dense": ([], {"lazy": True, "unpacked": 2}),
+    "--no-kernels": ([], {"kernels": "off"}),
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
     "--system-prompt": (["Be kind."], {"prompt": KIND}),
     "--chat-template-config": (['{"effort": "low"}'], {"prompt": HELLO + "[low]"}),
+    "--copy-drafts": (["only"], {"copy_drafts": "only"}),
     "--block-size": (["3"], {"block_size": 3}),
     "--verify-width": (["2"], {"verify_width": 2}),
     "--max-tokens": (["5"], {"max_tokens": 5}),
@@ -69,8 +74,8 @@ GENERATE = COMMON | {
     "--seed": (["7"], {"seed": 7}),
     "--verbose": (["False"], {"summary": False}),
 }
-# The conversation's draws go on from turn to turn, so its seed is set once.
-CHAT = COMMON | {"--seed": (["7"], {"global seed": 7})}
+# The draws go on from turn to turn, so the seed is set once, and a fixed width repeats them.
+CHAT = COMMON | {"--seed": (["7"], {"global seed": 7, "verify_width": 4})}
 FILES = {"--prompt-cache-file", "--save-prompt-cache"}
 # It acts before there is a parser; tests/blas has its tests.
 AT_START = {"--no-fast-blas"}
@@ -78,6 +83,9 @@ AT_START = {"--no-fast-blas"}
 # Defaults that are not mlx-lm's, and why.
 OTHER_DEFAULTS = {
     (their_chat, "--model"): "without a model both commands use the embedded pair",
+    (their_chat, "--seed"): "without a seed draws differ from run to run, as in mlx_lm.generate",
+    (their_chat, "--prefill-step-size"): "on the CPU backend steps are smaller",
+    (their_generate, "--prefill-step-size"): "on the CPU backend steps are smaller",
 }
 REFUSED = {
     (generate, "--image"): "images are not drafted for",
@@ -90,9 +98,22 @@ OBJECTS = {"logits_processors", "sampler", "kv_quantization"}
 PARSERS = {generate: their_generate, chat: their_chat}
 
 
+def parser_of(module):
+    """The parser of one of our commands, or of mlx-lm's."""
+    if module in PARSERS:
+        module = options_of(name_of(module))
+    return module.setup_arg_parser()
+
+
+def name_of(module):
+    return module.__name__.split(".")[1]
+
+
 def flags_of(module):
-    actions = module.setup_arg_parser()._actions
-    return {a.option_strings[0]: a for a in actions if "--help" not in a.option_strings}
+    actions = parser_of(module)._actions
+    return {
+        a.option_strings[0]: a for a in actions if not {"--help", "--version"} & {*a.option_strings}
+    }
 
 
 def ids(value):
@@ -105,7 +126,7 @@ def invoke(monkeypatch, invoke):
 
     def run(module, *args):
         monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nq\n"))
-        return invoke(*map(str, args), main=module.main)
+        return invoke(*map(str, args), main=main_of(name_of(module)))
 
     return run
 
@@ -113,9 +134,11 @@ def invoke(monkeypatch, invoke):
 @pytest.fixture
 def given_pair(monkeypatch, saved_pair):
     """Lets commands use the saved pair, whatever their arguments name."""
+    sources = PairSources(None, SimpleNamespace(name="drafter"))
     for module in PARSERS:
-        monkeypatch.setattr(module, "find_pair", lambda *_, **__: PairSources(None, None))
+        monkeypatch.setattr(module, "find_pair", lambda *_, **__: sources)
     monkeypatch.setattr(build, "load_pair", lambda *_, **__: saved_pair)
+    monkeypatch.setattr(build, "pending_downloads", lambda _: [])
     return saved_pair
 
 
@@ -124,13 +147,13 @@ def record(monkeypatch, invoke, saved_pair):
     """Runs a command without its models; everything that it passes on."""
 
     def record(module, *args):
-        seen = {"unpacked": 0}
+        seen = {"unpacked": 0, "global seed": None, "kernels": "on"}
         # Each run has its own wrapper: the command adds EOS tokens to it.
         tokenizer = TokenizerWrapper(saved_pair.tokenizer._tokenizer, eos_token_ids=[511])
 
         def find(model, draft_model, **kwargs):
             seen.update(kwargs, model=model, draft_model=draft_model)
-            return PairSources(None, None)
+            return PairSources(None, SimpleNamespace(name="drafter"))
 
         def load(_, **kwargs):
             seen.update(kwargs)
@@ -155,7 +178,9 @@ def record(monkeypatch, invoke, saved_pair):
         place = generate if module is generate else conversation
         monkeypatch.setattr(module, "find_pair", find)
         monkeypatch.setattr(build, "load_pair", load)
+        monkeypatch.setattr(build, "pending_downloads", lambda _: [])
         monkeypatch.setattr(build, "unpack", lambda *models: seen.update(unpacked=len(models)))
+        monkeypatch.setattr(build, "switch_off", lambda: seen.update(kernels="off"))
         monkeypatch.setattr(place, "stream_text", stream_text)
         monkeypatch.setattr(place, "DFlashPromptCache", make_session)
         monkeypatch.setattr(build, "make_logits_processors", lambda **kw: seen.update(kw))
@@ -209,7 +234,7 @@ def test_values_are_read_as_mlx_lm_reads_them(module, table):
             # mlx-lm reads the JSON only once the models are loaded.
             continue
         args, dest = [flag, *table[flag][0]], theirs[flag].dest
-        ours = getattr(module.setup_arg_parser().parse_args(args), dest)
+        ours = getattr(parser_of(module).parse_args(args), dest)
         assert ours == getattr(PARSERS[module].setup_arg_parser().parse_args(args), dest)
 
 
@@ -244,13 +269,13 @@ def test_values_that_cannot_be_read_are_errors(invoke, module, flag, value):
 
 
 LATE = {
-    "--top-p": ("1.5", "`top_p` is 1.5 but has to be from 0.0 to 1.0"),
-    "--temp": ("-1", "`temp` is -1.0 but has to be from 0.0"),
-    "--xtc-threshold": ("0.6", "`xtc_threshold` is 0.6 but has to be"),
-    "--logit-bias": ('{"512": 1}', "`logit_bias` names token 512 but has to name tokens from 0"),
-    "--kv-bits": ("7", "`kv_bits` is 7 but has to be one of 2, 3"),
-    "--block-size": ("9", "`block_size` is 9"),
-    "--stop": ("", "`stop` holds '' but has to hold non-empty strings"),
+    "--top-p": ("1.5", "--top-p is 1.5 but has to be from 0.0 to 1.0"),
+    "--temp": ("-1", "--temp is -1.0 but has to be from 0.0"),
+    "--xtc-threshold": ("0.6", "--xtc-threshold is 0.6 but has to be"),
+    "--logit-bias": ('{"512": 1}', "--logit-bias names token 512 but has to name tokens from 0"),
+    "--kv-bits": ("7", "--kv-bits is 7 but has to be one of 2, 3"),
+    "--block-size": ("9", "--block-size is 9"),
+    "--stop": ("", "--stop holds '' but has to hold non-empty strings"),
 }
 
 
@@ -265,7 +290,7 @@ def test_values_out_of_range_take_one_line(invoke, given_pair, module, flag):
 
 @pytest.mark.parametrize("module", PARSERS, ids=ids)
 def test_xtc_spares_newlines_and_eos_tokens_as_in_mlx_lm(module, saved_pair):
-    args = module.setup_arg_parser().parse_args(["--temp", "1", "--xtc-probability", "0.5"])
+    args = parser_of(module).parse_args(["--temp", "1", "--xtc-probability", "0.5"])
     options, tokenizer = build.generation_options(args), saved_pair.tokenizer
     assert options.sampler.xtc_special_tokens == ()
     sampler = build.fit_to_tokenizer(options, args, tokenizer).sampler

@@ -11,6 +11,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from support.commands import main_of
 from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
 from support.saved_models import save_drafter as write_drafter
@@ -23,8 +24,9 @@ from mlx_dflash2.checkpoint.quantization import CODEBOOKS, Quantization
 from mlx_dflash2.checkpoint.save import config_of, save_drafter
 from mlx_dflash2.checkpoint.tensors import QUANTIZED_AT_LOAD
 from mlx_dflash2.convert import command
-from mlx_dflash2.convert.command import main
 from mlx_dflash2.drafter.args import DrafterArgs
+
+main = main_of("convert")
 
 DFLASH2 = [case for case in CASES if case.startswith("dflash2")]
 BARE = {f"candidate_selector.{name}" for name in CODEBOOKS}
@@ -340,10 +342,10 @@ def test_a_config_or_tensor_at_odds_is_named(tmp_path):
         ("{drafter}", ["-d"], "is not quantized; leave --dequantize out"),
         ("{quantized}", [], "already quantized; --dequantize undoes it"),
         ("{quantized}", ["-q"], "already quantized; --dequantize undoes it"),
-        ("{drafter}", ["-q", "--q-bits", "7"], "`q_bits` is 7 but has to be one of 2, 3, 4, 5, 6"),
-        ("{drafter}", ["-q", "--q-bits", "1"], "`q_bits` is 1"),
-        ("{drafter}", ["-q", "--q-group-size", "16"], "`q_group_size` is 16"),
-        ("{drafter}", ["-q", "--q-codebook-bits", "0"], "`q_codebook_bits` is 0"),
+        ("{drafter}", ["-q", "--q-bits", "7"], "--q-bits is 7 but has to be one of 2, 3, 4, 5, 6"),
+        ("{drafter}", ["-q", "--q-bits", "1"], "--q-bits is 1"),
+        ("{drafter}", ["-q", "--q-group-size", "16"], "--q-group-size is 16"),
+        ("{drafter}", ["-q", "--q-codebook-bits", "0"], "--q-codebook-bits is 0"),
         ("{drafter}", ["--q-bits", "4"], "--q-bits has an effect only with --quantize"),
         ("{drafter}", ["--q-codebook-bits", "4"], "--q-codebook-bits has an effect only"),
         ("{drafter}", ["--mlx-path", "{target}"], "target already exists"),

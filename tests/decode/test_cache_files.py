@@ -5,6 +5,7 @@ import importlib
 import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache, save_prompt_cache
+from support.commands import main_of
 from support.saved_models import embedded_target, save_drafter, save_target
 from support.tiny import DENSE, HYBRID
 
@@ -28,7 +29,9 @@ def folders(tmp_path_factory):
 @pytest.fixture
 def invoke(invoke):
     """Runs a command's main; its exit status, stdout and stderr."""
-    return lambda module, *args: invoke(*map(str, args), main=module.main)
+    return lambda module, *args: invoke(
+        *map(str, args), main=main_of("generate") if module is generate else module.main
+    )
 
 
 def common(folders, kind):
@@ -111,9 +114,9 @@ def test_caches_that_do_not_fit_are_refused(folders, tmp_path, invoke, saved_pai
     broken = tmp_path / "broken.safetensors"
     broken.write_bytes(b"x")
     for args, message in (
-        (["--model", other, *begin], f"`model` is {other} but has to be {folders / DENSE}, as in"),
-        (["--kv-bits", "8", "--kv-group-size", "32", *begin], "`kv_bits` is 8 but has to be 4"),
-        (["--kv-bits", "4", *begin], "`kv_group_size` is 64 but has to be 32"),
+        (["--model", other, *begin], f"--model is {other} but has to be {folders / DENSE}, as in"),
+        (["--kv-bits", "8", "--kv-group-size", "32", *begin], "--kv-bits is 8 but has to be 4"),
+        (["--kv-bits", "4", *begin], "--kv-group-size is 64 but has to be 32"),
         (["--prompt-cache-file", nameless], "does not name its model"),
         (["--prompt-cache-file", tmp_path / "none.safetensors"], "There is no prompt cache"),
         (["--prompt-cache-file", broken], "broken.safetensors is not a prompt cache"),

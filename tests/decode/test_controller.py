@@ -81,7 +81,7 @@ def test_the_best_fixed_width_in_hindsight(cost, rate):
         drafted = [width > 1 for width in widths[WARM_UP:]]
         switches = sum(a != b for a, b in pairwise(drafted))
         assert switches <= len(drafted) / 16
-    assert found >= 0.96 * max(fixed.values())
+    assert found >= 0.97 * max(fixed.values())
 
 
 def test_a_drafter_that_is_never_right_costs_little():

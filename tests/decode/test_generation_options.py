@@ -1,11 +1,11 @@
 """One object of options for commands and functions, with defaults that are written once."""
 
 import dataclasses
-import importlib
 import inspect
 
 import mlx.core as mx
 import pytest
+from support.commands import options_of
 from support.proposers import half
 from support.tiny import DENSE, VOCAB, make_model, make_tokenizer, plain_tokens
 
@@ -59,8 +59,8 @@ def test_functions_have_the_defaults_of_the_object():
 
 @pytest.mark.parametrize("name", ["generate", "chat"])
 def test_flags_have_the_defaults_of_the_object(name):
-    module = importlib.import_module(f"mlx_dflash2.{name}.command")
-    args = vars(module.setup_arg_parser().parse_args([]))
+    args = vars(options_of(name).parse([]))
+    assert args.pop("prefill_step_size") is None
     for option in FIELDS.keys() & args.keys() - {"max_tokens", "seed", "stop"}:
         assert args[option] == FIELDS[option].default, option
     assert args["max_tokens"] == getattr(defaults, f"{name.upper()}_MAX_TOKENS")

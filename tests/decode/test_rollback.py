@@ -60,6 +60,18 @@ def test_kept_rows_are_all_that_is_left(kind, length, keep):
     assert mx.allclose(follow(target, cache), expected, rtol=0, atol=2e-5).item()
 
 
+@pytest.mark.parametrize("keep", range(1, ROWS))
+def test_a_wrapped_ring_appends_nothing_again(keep, monkeypatch):
+    target = bind(make_model("muse_glimmer"))
+    cache = target.make_cache()
+    run(target, cache, list(range(40)))
+    transaction = Transaction(cache, ROWS)
+    out = run(target, cache, [1] * ROWS)
+    monkeypatch.setattr(RotatingKVCache, "update_and_fetch", None)
+    transaction.commit([keep], out.records)
+    assert num_cached(cache) == 40 + keep
+
+
 @pytest.mark.parametrize("after", [0, 1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_abort_from_the_middle_of_a_pass(kind, after):

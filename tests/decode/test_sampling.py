@@ -224,6 +224,19 @@ def test_acceptance_by_hand():
     assert counts.max() == 0 and abs((tokens[:, 0] == 1).mean() - 0.6) < 0.05
 
 
+def test_the_bonus_row_follows_p_alone():
+    # If the last draft's q were subtracted here, only the third token would be left.
+    candidates, q = mx.array([[0, 1]]), mx.array([[0.5, 0.5]])
+    p = mx.array([[0.5, 0.5, 0.0], [0.4, 0.4, 0.2]])
+    bonuses = []
+    for seed in range(100):
+        keys = mx.random.split(mx.random.key(seed))
+        accepted, tokens = accept_sampled(mx.array([seed % 2]), candidates, q, p, *keys)
+        assert accepted.item() == 1
+        bonuses.append(tokens[1].item())
+    assert bonuses.count(0) > 20 and bonuses.count(1) > 20
+
+
 def test_equal_distributions_never_reject():
     p = mx.array([[1.0, 0, 0, 0]] * 2)
     candidates, q = mx.array([[0, 3]], dtype=mx.uint32), mx.array([[1.0, 0]])

@@ -8,9 +8,9 @@ import sys
 
 import mlx.core as mx
 import pytest
+from support.commands import main_of
 from support.saved_models import save_drafter, save_pair
 
-from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import environment
 from mlx_dflash2.evaluation.machine import fingerprint
 
@@ -22,7 +22,7 @@ def folders(tmp_path_factory):
 
 def main(monkeypatch, capsys, *arguments):
     monkeypatch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
-    doctor.main()
+    main_of("doctor")()
     return capsys.readouterr().out.splitlines()
 
 
@@ -93,6 +93,9 @@ def test_pairs_that_do_not_fit_are_refused_in_one_line(folders, monkeypatch, cap
         (["--kernels", "--trace"], "--trace has no effect with --kernels"),
         (["--trace", "--context", "9"], "--context has an effect only with a pair"),
         (["--trace", "--anchors", "0"], "--anchors is 0"),
+        (["--race", "--trace"], "--trace has no effect with --race"),
+        (["--kernels", "--race"], "--race has no effect with --kernels"),
+        (["--race", "--context", "9"], "--context has an effect only with a pair"),
         (["--draft-model", "{}", "--model", "{}", "--acceptance-length", "9"], "from 1 to 8"),
     ],
 )

@@ -114,8 +114,8 @@ def test_taps_move_within_the_targets_real_depth(tiny):
     assert "taps one layer later: [1, 2, 3]" in changes
 
 
-def test_variants_of_a_quantised_drafter():
-    drafter = load_drafter(embedded.drafter_path(), dtype=mx.float32)
+def test_variants_of_a_quantized_drafter():
+    drafter = load_drafter(embedded.drafter_path(dense=False), dtype=mx.float32)
     same = variants.variant(drafter)
     old = variants.parameters(drafter)
     for name, value in variants.parameters(same).items():

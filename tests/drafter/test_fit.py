@@ -77,36 +77,3 @@ def test_dflash_1_is_checked_alike():
     check_fit(DrafterArgs.from_dict(V1), TARGET)
     with pytest.raises(ValueError, match="num_target_layers"):
         check_fit(DrafterArgs.from_dict(V1), TargetShape(64, 512, 12))
-
-
-SHAPE_FIELDS = dict(hidden_size=64, vocab_size=512, num_hidden_layers=4)
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        SHAPE_FIELDS,
-        SHAPE_FIELDS | dict(text_config=None),
-        dict(text_config=SHAPE_FIELDS),
-        dict(vocab_size=512, text_config=dict(hidden_size=64, num_hidden_layers=4)),
-        dict(hidden_size=1, vision_config=dict(hidden_size=9), text_config=SHAPE_FIELDS),
-        SHAPE_FIELDS | dict(text_config=dict(vocab_size=None)),
-    ],
-    ids=["flat", "null text_config", "nested", "vocabulary outside", "nested wins", "null inside"],
-)
-def test_shape_of_a_target_config(config):
-    assert TargetShape.from_config(config) == TARGET
-
-
-@pytest.mark.parametrize("name", SHAPE_FIELDS)
-@pytest.mark.parametrize("found", [None, "64", 0, -1, True, 6.0, []], ids=repr)
-def test_shape_fields_refused(name, found):
-    for config in (SHAPE_FIELDS | {name: found}, dict(text_config=SHAPE_FIELDS | {name: found})):
-        with pytest.raises(ValueError) as error:
-            TargetShape.from_config(config)
-        assert f"`{name}`" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_a_text_config_that_is_no_object_is_refused():
-    with pytest.raises(ValueError, match="text_config"):
-        TargetShape.from_config(SHAPE_FIELDS | dict(text_config="x"))

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 from mlx_lm.tokenizer_utils import load as load_tokenizer
@@ -68,7 +69,7 @@ def test_suites_become_messages(name, tmp_path, monkeypatch):
         asked.append((repo, kwargs["repo_type"], kwargs["allow_patterns"]))
         return str(tmp_path)
 
-    monkeypatch.setattr(data, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     (row,) = data.read_chats([name])
     assert asked == [(suite.repo, "dataset", suite.files)] and row.suite == name
     (message,) = row.messages
@@ -84,7 +85,7 @@ def test_parquet_files_are_read(tmp_path, monkeypatch):
     (tmp_path / "main").mkdir()
     table = pyarrow.Table.from_pylist([ROWS["gsm8k"]])
     parquet.write_table(table, tmp_path / "main" / "test-00000-of-00001.parquet")
-    monkeypatch.setattr(data, "snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path))
     (row,) = data.read_chats(["gsm8k"])
     assert row.messages[0]["content"].startswith("1 + 1?\nPlease reason")
 
@@ -93,7 +94,7 @@ def test_a_hub_out_of_reach_takes_one_line(monkeypatch):
     def download(*_, **__):
         raise LocalEntryNotFoundError("long\ntext")
 
-    monkeypatch.setattr(data, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     with pytest.raises(FileNotFoundError) as error:
         data.read_chats(["gsm8k"])
     assert "gsm8k" in str(error.value) and "offline" in str(error.value)

@@ -104,6 +104,7 @@ def test_no_kernel_can_run_here(monkeypatch):
     def unavailable(**text):
         raise RuntimeError("no Metal")
 
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx.fast, "metal_kernel", unavailable)
     assert "all kernels" in expect_plain("no Metal")
     with warnings.catch_warnings():
@@ -113,12 +114,41 @@ def test_no_kernel_can_run_here(monkeypatch):
     assert active_kernels()["grouped_conv"] == "plain: no Metal"
 
 
+@pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
+def test_an_mlx_without_metal_is_not_worth_a_warning(monkeypatch):
+    def unavailable(**text):
+        raise RuntimeError("[metal_kernel] No Metal back-end.")
+
+    monkeypatch.setattr(mx.fast, "metal_kernel", unavailable)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grouped_conv(mx.ones((1, 2, 4)), mx.ones((2, 4)), mx.zeros((1, 2, 2, 2)))
+    assert active_kernels()["grouped_conv"] == "plain: this MLX has no Metal"
+
+
 @pytest.mark.filterwarnings("ignore::mlx_dflash2.kernels.PlainFormWarning")
 def test_the_choice_belongs_to_a_device(metal, monkeypatch):
     metal.broken_call = True
     top_k(LOGITS, 2)
     assert list(_common.LIBRARY.on(str(mx.default_device())).active()) == ["top_k"]
     assert _common.LIBRARY.on("another device").active() == {}
+
+
+def test_where_the_cpu_computes_no_kernel_is_used(monkeypatch):
+    """MLX launches a kernel on the GPU of a Mac unless it is told a stream of the CPU."""
+
+    class Kernel:
+        def __init__(self, **text):
+            pass
+
+        def __call__(self, *, stream=None, **launch):
+            if stream is not None and stream.device == mx.cpu:
+                raise ValueError("Only supports the GPU.")
+            return [mx.ones((1,))]
+
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx.fast, "metal_kernel", Kernel)
+    assert "all kernels" in expect_plain("Only supports the GPU.")
 
 
 @pytest.mark.skipif(not mx.metal.is_available(), reason="needs a Mac")

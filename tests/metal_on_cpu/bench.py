@@ -10,6 +10,7 @@ import numpy as np
 
 from .arrays import HostArray, dtype_name
 from .compiler import MetalError, compile_kernel
+from .counts import Counts
 from .runtime import MAX_THREADS, Dispatch, Schedule, load
 from .source import Generated, KernelText, generate
 
@@ -18,7 +19,8 @@ from .source import Generated, KernelText, generate
 class Launch:
     """How kernels are run, and what the last one did.
 
-    ``mode`` is ``check`` (every access is checked) or ``fast``. ``full_output`` demands that all
+    ``mode`` is ``check`` (every access is checked), ``fast``, or ``count``, which fills ``counts``
+    with the sum over all launches. ``full_output`` demands that all
     elements of all outputs are written. ``edit`` changes what a kernel was built from, for mutants.
     """
 
@@ -29,6 +31,7 @@ class Launch:
     edit: Callable[[KernelText], KernelText] = lambda text: text
     launched: list[str] = field(default_factory=list)
     statistics: dict[str, int] = field(default_factory=dict)
+    counts: Counts = field(default_factory=Counts)
 
 
 _current = [Launch()]
@@ -65,8 +68,9 @@ class BenchKernel:
         threadgroup: tuple[int, int, int],
         template: list[tuple] | None = None,
         init_value: float | None = None,
+        stream: mx.Stream | None = None,
     ) -> list[mx.array]:
-        """Compile for these inputs and run.
+        """Compile for these inputs and run; there is one GPU, whatever the ``stream``.
 
         Errors: :class:`MetalError` with all findings.
         """
@@ -153,6 +157,8 @@ def _run(dispatch, text, launch, arrays, outputs, grid, threadgroup, init_value)
                 what = f"{missing.sum()} of {missing.size} elements of '{name}', first at {first}"
                 findings.append(("unwritten", f"never written: {what}"))
     launch.statistics = dispatch.statistics()
+    if launch.mode == "count":
+        launch.counts = launch.counts + dispatch.counts(grid, threadgroup)
     if findings:
         raise MetalError(findings)
     return results

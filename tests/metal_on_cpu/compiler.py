@@ -4,6 +4,7 @@ All checkouts and environments of a user share the cache, so nothing in it may d
 """
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
+from .counts import instrument
 from .lint import POISONED, lint
 from .rewrite import rewrite
 from .source import Generated, KernelText
@@ -76,6 +78,14 @@ MODES = {
         "float-cast-overflow,bool",
     ],
     "fast": ["-O1", "-gline-tables-only"],
+    # As Apple's compiler leaves loops; see counts.py.
+    "count": [
+        *("-O2", "-gline-tables-only", "-fno-vectorize", "-fno-slp-vectorize"),
+        *("-mllvm", "-unroll-threshold=20000", "-mllvm", "-disable-vector-combine"),
+        "-ftrivial-auto-var-init=uninitialized",
+        # A product and a sum in one expression are one instruction.
+        "-ffp-contract=on",
+    ],
 }
 _ATTRIBUTES = {
     "dispatch_quadgroups_per_threadgroup": "t->dispatch_simdgroups * 8",
@@ -259,12 +269,14 @@ def compile_kernel(kernel: KernelText, generated: Generated, mode: str, lint_hea
     if lint_header:
         findings += [("lint", f"header: {what}") for what in lint(kernel.header, is_header=True)]
     header, include, digest = _preamble(mode)
-    target = CACHE / f"{_digest(text, digest, _STRICT)}.so"
+    counting = (HERE / "counts.py").read_text() if mode == "count" else ""
+    target = CACHE / f"{_digest(text, digest, _STRICT, counting)}.so"
     if findings or not target.exists():
         path = _write(target.with_suffix(".cpp"), text.encode())
         flags = [*_LANGUAGE, *_STRICT, include, *MODES[mode], "-include-pch", header]
-        flags += ["-shared", "-nostdlib"]
-        said = _build(target, *flags, path)
+        said = _build_counted(target, flags, path) if mode == "count" else ""
+        if mode != "count":
+            said = _build(target, *flags, "-shared", "-nostdlib", path)
         for line in said.splitlines():
             if (match := _DIAGNOSTIC.match(line)) and _is_error(match[2], match[3]):
                 findings.append(("compile", f"{match[1]}: {match[3]}"))
@@ -274,6 +286,18 @@ def compile_kernel(kernel: KernelText, generated: Generated, mode: str, lint_hea
         if not target.exists():
             raise MetalError([("compile", said)])
     return target
+
+
+def _build_counted(target: Path, flags: list, path: Path) -> str:
+    """Compile to LLVM's text, add the counting calls, and build that; what the compiler said."""
+    text = target.with_suffix(".ll")
+    said = _build(text, *flags, "-S", "-emit-llvm", path)
+    if not text.exists():
+        return said
+    counted, blocks = instrument(text.read_text())
+    _write(target.with_suffix(".json"), json.dumps(blocks).encode())
+    changed = _write(target.with_suffix(".counted.ll"), counted.encode())
+    return said + _build(target, "-O1", "-fPIC", "-shared", "-nostdlib", "-w", changed)
 
 
 def recursive_functions(generated: Generated) -> list[str]:

@@ -14,7 +14,7 @@ class Mutant(NamedTuple):
 
 def mutants(text: str) -> Iterator[Mutant]:
     """Every barrier removed and weakened, every store shifted, every loop cut in half, every
-    simdgroup operation left to some of the lanes."""
+    bound removed, every simdgroup operation left to some of the lanes."""
     for match in _statements(text, r"threadgroup_barrier\(mem_flags::mem_threadgroup\);"):
         for how, new in (
             ("removed", ""),
@@ -28,6 +28,12 @@ def mutants(text: str) -> Iterator[Mutant]:
     for match in _statements(text, r"\bfor \([^;]*;[^;]*?<\s*(\w+(?:\([^()]*(?:\([^()]*\))?\))?)"):
         half = f"({match[1]}) / 2"
         yield _replace(text, match.start(1), match.end(1), half, "loop halved")
+    for match in _statements(text, r"\bmin(?=\()"):
+        end = _close(text, match.end())
+        argument = re.split(r",", text[match.end() + 1 : end - 1])[0]
+        yield _replace(text, match.start(), end, f"({argument})", "bound removed")
+    for match in _statements(text, r"\bif \((\w+ < (?:uint\()?[A-Z]\w*\)?)\)"):
+        yield _replace(text, match.start(1), match.end(1), "true", "bound removed")
     for match in _statements(text, r"\bsimd_\w+(?=\()"):
         end = _close(text, match.end())
         call = text[match.start() : end]

@@ -1,14 +1,16 @@
 """Loads compiled kernels and runs them on the emulated GPU."""
 
 import ctypes
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from .compiler import READELF, SYMBOLIZER, MetalError, run, runtime_library
+from .counts import Counts, read_blocks, total
 
 ORDERS = ("forward", "reverse", "random")
 POISONS = ("zero", "ones", "random")
@@ -65,6 +67,8 @@ def library() -> ctypes.CDLL:
     lib.msl_unwritten.argtypes = (ctypes.c_char_p, p)
     lib.msl_dispatch.argtypes = (p, p, p, p, u64, u64)
     lib.msl_report.restype = ctypes.POINTER(_Report)
+    lib.msl_block_count.argtypes, lib.msl_block_count.restype = (ctypes.c_uint32,), u64
+    lib.msl_counted.argtypes = (p,)
     return lib
 
 
@@ -146,6 +150,7 @@ class Dispatch:
             20,
         )
         self._gpu.msl_reset(ctypes.byref(config))
+        self._gpu.msl_count_begin()
         for v in loaded.variables:
             self._gpu.msl_region(v.address, v.size, v.name.encode(), 1, 0, int(shadowed), 0)
 
@@ -193,6 +198,14 @@ class Dispatch:
         counts = (ctypes.c_uint64 * 4)()
         self._gpu.msl_statistics(counts)
         return dict(zip(("accesses", "switches", "simd_ops", "barriers"), counts, strict=True))
+
+    def counts(self, grid: tuple[int, ...], threadgroup: tuple[int, ...]) -> Counts:
+        """What a kernel that was compiled to count has executed."""
+        blocks, memory = read_blocks(self._loaded.path), (ctypes.c_uint64 * 7)()
+        self._gpu.msl_counted(memory)
+        executed = [self._gpu.msl_block_count(i) for i in range(len(blocks))]
+        groups = math.prod(-(-n // min(n, size)) for n, size in zip(grid, threadgroup, strict=True))
+        return replace(total(blocks, executed, list(memory)), threadgroups=groups)
 
     def close(self) -> None:
         """Free the buffers."""

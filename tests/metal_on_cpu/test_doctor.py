@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
+from support.commands import main_of
 
-from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.doctor import kernels as doctor_kernels
 from mlx_dflash2.kernels._common import load_source
 from mlx_dflash2.kernels.cases import all_cases
@@ -30,7 +30,7 @@ def few():
 def test_the_table(kernels, arguments, monkeypatch, capsys):
     monkeypatch.setattr(doctor_kernels, "all_cases", few)
     with pytest.raises(SystemExit) as left:
-        doctor.main()
+        main_of("doctor")()
     out = capsys.readouterr().out
     assert left.value.code == 0
     assert out.count(" ok\n") == sum(len(case.dtypes) for case in few())
@@ -44,7 +44,7 @@ def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):
     kernels.edit = lambda text: replace(text, source=text.source.replace(source, mutant.text))
     monkeypatch.setattr(doctor_kernels, "all_cases", lambda: cases)
     with pytest.raises(SystemExit) as left:
-        doctor.main()
+        main_of("doctor")()
     assert left.value.code == 1
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     verdicts = {(row[0], row[-1]) for row in rows if row[0] in ("grouped_conv", "top_k")}
@@ -54,7 +54,7 @@ def test_a_wrong_kernel(kernels, arguments, monkeypatch, capsys):
 @pytest.mark.skipif(mx.metal.is_available(), reason="this machine has Metal")
 def test_without_metal(arguments, capsys):
     with pytest.raises(SystemExit) as left:
-        doctor.main()
+        main_of("doctor")()
     assert left.value.code == 1
     out = capsys.readouterr().out
     assert out.startswith("No Metal kernel runs on this machine: ") and out.count("\n") == 1

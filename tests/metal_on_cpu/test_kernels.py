@@ -23,6 +23,7 @@ SCHEDULED = {
     "pair_walk": "B2 L3 K5 R33 V40 T8",
     "grouped_conv": "B2 L8 H96 G3 K2",
     "grouped_conv_norm": "B2 L8 H96 G3 K2",
+    "qmm_rows": "M8 K512 N40 g64 b4",
     "gated_delta_verify": "B2 T3 P4 Hk2 Hv4 Dk16 Dv8",
 }
 
@@ -33,7 +34,7 @@ def check(case: Case, dtype: mx.Dtype):
     outputs, plain = run_op(kernel, arguments), run_op(ops, arguments)
     expected = case.expected(arguments)
     assert largest_error(outputs, expected) <= 1
-    assert largest_error(plain, expected) <= 1
+    assert largest_error(plain, expected) <= case.plain_error
     for a, b in zip(outputs, plain, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         if not mx.issubdtype(a.dtype, mx.floating):

@@ -24,6 +24,14 @@ def nested(**values):
     return changed(DRAFTER_CONFIG, dflash_config=DRAFTER_CONFIG["dflash_config"] | values)
 
 
+FIRST_GENERATION = changed(DRAFTER_CONFIG, architectures=["DFlashDraftModel"]) | {
+    "dflash_config": {
+        key: DRAFTER_CONFIG["dflash_config"][key]
+        for key in ("block_size", "mask_token_id", "target_layer_ids")
+    }
+}
+
+
 def test_fitting_pair(tmp_path):
     found = pair(tmp_path)
     assert (found.block_size, found.target_quantized, found.drafter_quantized) == (8, True, False)
@@ -36,15 +44,14 @@ def test_fitting_pair(tmp_path):
             {"target": changed(TARGET_CONFIG, model_type="llama")},
             "target model_type: found 'llama'",
         ),
-        ({"target": DRAFTER_CONFIG}, "target: found the drafter"),
+        ({"target": DRAFTER_CONFIG}, "given as the model, is a drafter"),
         ({"target": {"hidden_size": 64}}, "target model_type: found 'None'"),
         # The one type for which ANE prefill is refused beside DFlash.
         (
             {"target": changed(TARGET_CONFIG, model_type="k2_horizon")},
             "target model_type: found 'k2_horizon'",
         ),
-        ({"target": {"model_type": "qwen3"}}, "hidden_size"),
-        ({"drafter": changed(DRAFTER_CONFIG, architectures=["DFlashDraftModel"])}, "architectures"),
+        ({"drafter": FIRST_GENERATION}, "architectures: found ['DFlashDraftModel']"),
         ({"drafter": changed(DRAFTER_CONFIG, hidden_size=96)}, "hidden_size"),
         ({"drafter": changed(DRAFTER_CONFIG, num_target_layers=9)}, "num_target_layers"),
         ({"drafter": nested(target_layer_ids=[1, 4, 9])}, "target_layer_ids"),

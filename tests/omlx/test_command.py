@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.commands import run_command
 from support.omlx_tools import MODEL, FakeServer, make_base
 
 from mlx_dflash2.omlx import command as omlx
@@ -55,7 +56,7 @@ def run(base, free_url, capsys):
             argv += ["--draft-model", str(drafter), "--chip", "M4 Max"]
         code = 0
         try:
-            omlx.main([*argv, *words])
+            run_command("omlx", [*argv, *words])
         except SystemExit as stop:
             code = stop.code
         output = capsys.readouterr()
@@ -213,9 +214,11 @@ def test_status_shows_all_models(run, base):
     data = json.loads(path.read_text())
     data["models"][MODEL]["dflash_draft_model"] = "/gone"
     data["models"]["not-on-this-disk"] = {"dflash_enabled": True}
+    data["models"]["lost"] = {"mtp_enabled": True, "vlm_mtp_enabled": True}
     path.write_text(json.dumps(data))
     rows = run("status")[1]
     assert "drafter: found '/gone', allowed: a folder" in rows and "not-on-this-disk" in rows
+    assert "vlm_mtp_enabled: found true, allowed: false beside mtp_enabled" in rows
 
 
 @pytest.mark.parametrize(
@@ -300,7 +303,7 @@ def test_apply_without_a_key_where_none_is_asked_for(run, fake):
 
 def test_key_never_on_the_command_line(capsys):
     with pytest.raises(SystemExit):
-        omlx.main(["apply", "--help"])
+        run_command("omlx", ["apply", "--help"])
     assert "--key " not in capsys.readouterr().out
 
 
@@ -319,9 +322,9 @@ def test_chip_must_be_known_where_it_counts(run, base, monkeypatch):
     drafter = base / "models" / "z-lab" / "Qwen3.8-Tiny-DFlash2"
     words = ["export", "--base-path", str(base), "--model", MODEL, "--draft-model", str(drafter)]
     with pytest.raises(SystemExit, match="chip: found ''"):
-        omlx.main([*words, "--omlx-version", "0.6.4"])
-    omlx.main([*words, "--omlx-version", "0.7.0"])
-    omlx.main([*words, "--omlx-version", "0.6.4", "--draft-bits", "none"])
+        run_command("omlx", [*words, "--omlx-version", "0.6.4"])
+    run_command("omlx", [*words, "--omlx-version", "0.7.0"])
+    run_command("omlx", [*words, "--omlx-version", "0.6.4", "--draft-bits", "none"])
 
 
 def test_module_and_package_entry_points(monkeypatch, capsys):
@@ -329,7 +332,6 @@ def test_module_and_package_entry_points(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         runpy.run_module("mlx_dflash2.omlx", run_name="__main__")
     assert stop.value.code == 0 and "export" in capsys.readouterr().out
-    assert omlx.setup_arg_parser().prog == "mlx_dflash2.omlx"
 
 
 def test_the_command_itself_starts_neither_mlx_nor_a_hub_client():

@@ -155,6 +155,15 @@ def test_rotated_logs_are_read_first(tmp_path):
     assert verdict(lines, NAME).ran
 
 
+@pytest.mark.parametrize("end", [None, -9, 10], ids=["no gzip", "cut off", "a header"])
+def test_a_damaged_rotated_log_is_named(tmp_path, end):
+    raw = b"no gzip" if end is None else gzip.compress(b"x" * 99)[:end]
+    (tmp_path / "server.log.1.gz").write_bytes(raw)
+    (tmp_path / "server.log").touch()
+    with pytest.raises(ValueError, match=r"log .*server\.log\.1\.gz: found a damaged file"):
+        list(log_lines(tmp_path / "server.log"))
+
+
 def test_homebrews_log_is_found_where_omlx_has_none(tmp_path, monkeypatch):
     brew = tmp_path / "omlx.log"
     monkeypatch.setattr(log, "BREW_LOGS", (brew,))

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from support import real_omlx
+from support.commands import run_command
 from support.omlx_tools import (
     MODEL,
     TARGET_CONFIG,
@@ -22,8 +23,10 @@ from support.omlx_tools import (
 from support.real_omlx import KEY, RealServer
 from support.saved_models import save_drafter, save_target
 
-from mlx_dflash2.omlx import command, disable_settings, merge_settings
+from mlx_dflash2.checkpoint.files import read_config
+from mlx_dflash2.omlx import disable_settings, merge_settings
 from mlx_dflash2.omlx.locate import OmlxVersion
+from mlx_dflash2.omlx.settings import RULES, SWITCHES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TARGET = "Tiny-Qwen3"
@@ -134,15 +137,17 @@ def test_no_model_is_lost(module, text, off, data):
         assert names() >= before & after.keys() and before - {MODEL} <= after.keys()
 
 
-@pytest.mark.parametrize("key", _SWITCHES)
-def test_what_is_refused_would_be_lost(sites, tmp_path, key):
+@pytest.mark.parametrize("rule", RULES, ids=[rule.key for rule in RULES])
+def test_what_is_refused_would_be_lost(sites, tmp_path, rule):
     module = real_omlx.settings_module(sites["newer"])
-    entry = settings()["models"][MODEL] | {key: True}
+    bad = {rule.key: True if rule.key in SWITCHES else 0}
+    bad |= {key: True for key in rule.beside if key not in SWITCHES}
+    entry = bad | settings()["models"][MODEL] | bad
     path = tmp_path / "model_settings.json"
     path.write_text(json.dumps({"version": 1, "models": {MODEL: entry, "b": {"top_k": 1}}}))
     assert list(loaded(module, tmp_path)[1]) == ["b"]
-    path.write_text(json.dumps({"version": 1, "models": {MODEL: {key: True}}}))
-    with pytest.raises(ValueError, match=f"{key}: found true, allowed: false beside dflash"):
+    path.write_text(json.dumps({"version": 1, "models": {MODEL: bad | {"dflash_enabled": False}}}))
+    with pytest.raises(ValueError, match=f"{rule.key}: found .*, allowed: .*{rule.remedy}"):
         merge_settings(path, settings(), undo_dir=tmp_path / "undo")
 
 
@@ -186,7 +191,7 @@ def omlx(server, tmp_path, monkeypatch, capsys):
         argv += words
         code = 0
         try:
-            command.main(argv)
+            run_command("omlx", argv)
         except SystemExit as stop:
             code = stop.code
         output = capsys.readouterr()
@@ -216,7 +221,10 @@ def test_apply_reload_check_chat_and_disable(server, omlx, tmp_path):
         return
     assert code == 0 and "has kept them" in err
     entry = stored(server)
-    assert entry["dflash_enabled"] is True and entry["dflash_block_size"] == 4
+    size = read_config(server.base / "models" / "z-lab" / "Tiny-DFlash2")["dflash_config"][
+        "block_size"
+    ]
+    assert entry["dflash_enabled"] is True and entry["dflash_block_size"] == size
     code, out, err = omlx("check")
     assert code == 0 and f"{TARGET} would run with DFlash in oMLX 0.7.0 ({server.url})" in out
     # What the server wrote itself is not warned about, but for the fork's own two keys.

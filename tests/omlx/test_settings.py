@@ -1,6 +1,7 @@
 """The settings document and the table of oMLX's keys."""
 
 import json
+from pathlib import Path
 
 import pytest
 from support.omlx_tools import DRAFTER, MODEL, readme_example, settings
@@ -143,6 +144,14 @@ def test_every_rule_names_what_it_refuses_and_what_resolves_it():
     assert refusals(settings()["models"][MODEL]) == []
     # Beside nothing that it is refused with, a switch may be on.
     assert refusals({"mtp_enabled": True, "moe_expert_offload_resident_fraction": 0.25}) == []
+
+
+def test_the_page_has_every_rule():
+    page = (Path(__file__).parents[2] / "docs" / "omlx.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    for rule in RULES:
+        (row,) = (row for row in rows if row.startswith(f"| `{rule.key}`"))
+        assert row.endswith(f"| {rule.since} | `{rule.remedy}` |")
 
 
 @pytest.mark.parametrize("value", [0, 1.5, -1, True, "x", [0.5]])

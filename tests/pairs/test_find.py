@@ -16,9 +16,9 @@ from support.tiny import drafter_config
 
 from mlx_dflash2 import embedded
 from mlx_dflash2.checkpoint import files, load
-from mlx_dflash2.checkpoint.load import find_target
+from mlx_dflash2.checkpoint.target import find_target
 from mlx_dflash2.drafter.args import DrafterArgs
-from mlx_dflash2.pairs.find import EMBEDDED_NOTE, find_pair
+from mlx_dflash2.pairs.find import find_pair
 from mlx_dflash2.pairs.load import load_pair
 
 TARGET, DRAFTER = "org/target", "z-lab/Qwen3-4B-DFlash-b16"
@@ -86,7 +86,7 @@ def test_all_files_are_of_the_commit_that_was_found(hub, monkeypatch):
     load_pair(find_pair(TARGET, DRAFTER))
     commit = find_target(TARGET).folder.name
     assert len(commit) == 40
-    assert asked[:4] == [(TARGET, None), (DRAFTER, None), (DRAFTER, commit), (TARGET, commit)]
+    assert asked[:4] == [(TARGET, None), (DRAFTER, None), (TARGET, commit), (DRAFTER, commit)]
 
 
 def test_a_cached_pair_needs_no_hub(folders, tmp_path, monkeypatch):
@@ -131,7 +131,7 @@ def test_sources_cannot_be_changed(folders):
 def test_nothing_is_printed_and_notes_are_returned(folders, capsys):
     embedded_target()
     sources = find_pair()
-    assert sources.notes == (EMBEDDED_NOTE,)
+    assert sources.notes == ()
     assert sources.drafter.folder == embedded.drafter_path()
     assert find_pair(*folders).notes == ()
     load_pair(find_pair(*folders))
@@ -164,7 +164,7 @@ def test_the_command_prints_notes_before_weights_are_read(hub, invoke, monkeypat
         ({"num_target_layers": 9}, {}, "its `num_target_layers` is 9 but the target has 4"),
         ({"vocab_size": 5000}, {}, "its `vocab_size` is 5000 but the target's is 512"),
         ({}, {"block_size": 5}, "`block_size` is 5 but has to be from 1 to 4"),
-        ({}, {"verify_width": 1}, "`verify_width` is 1 but has to be from 2"),
+        ({}, {"verify_width": 0}, "`verify_width` is 0 but has to be from 1"),
         ({"quantization": {"bits": 4}}, {"draft_bits": 4}, "`bits` is 4 but has to be None"),
     ],
     ids=str,
@@ -178,10 +178,14 @@ def test_what_does_not_fit_is_refused(hub, folders, tmp_path, changes, options, 
 
 def test_fields_that_a_config_leaves_out_are_left_to_mlx_lm(folders, tmp_path):
     """Such as those of Gemma 3, whose configs state only what differs from the defaults."""
+    sizes = {"hidden_size": 1152, "vocab_size": 262144, "num_target_layers": 26}
+    drafter = write_config(tmp_path / "drafter", drafter_config() | sizes)
+    target = write_config(tmp_path / "target", {"model_type": "gemma3_text"})
+    assert find_pair(target, drafter).target.config == {"model_type": "gemma3_text"}
     config = json.loads((folders[0] / "config.json").read_text())
     del config["vocab_size"]
-    write_config(tmp_path, config)
-    assert find_pair(tmp_path, folders[1]).target.config == config
+    with pytest.raises(ValueError, match=r"config.json cannot be read: .*'vocab_size'"):
+        find_pair(write_config(tmp_path, config), folders[1])
 
 
 def test_the_cpu_computes_in_float32_a_gpu_in_what_is_stored(monkeypatch):

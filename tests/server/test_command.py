@@ -11,8 +11,8 @@ import sys
 import pytest
 from support.serving import chat
 
-from mlx_dflash2.server.arguments import prepare_arguments, setup_arg_parser, size
 from mlx_dflash2.server.http import Server
+from mlx_dflash2.server.options import prepare_arguments, setup_arg_parser, size
 
 theirs = importlib.import_module("mlx_lm.server")
 
@@ -20,10 +20,12 @@ theirs = importlib.import_module("mlx_lm.server")
 OTHER_DEFAULTS = {
     "--allowed-origins": "any web page could drive the server",
     "--num-draft-tokens": "the controller chooses the width",
+    "--prefill-step-size": "the device decides",
 }
 # Flags that mlx_lm.server does not have.
 OWN = {"--draft-bits", "--block-size", "--verify-width", "--allowed-hosts", "--api-key"}
-OWN |= {"--quantize-activations", "--extra-eos-token", "--dense", "--no-fast-blas"}
+OWN |= {"--revision", "--no-kernels", "--copy-drafts", "--version", "--quantize-activations"}
+OWN |= {"--extra-eos-token", "--dense", "--no-fast-blas"}
 OWN |= {"--max-queue", "--prompt-cache-dir", "--prompt-cache-dir-bytes"}
 UNSUPPORTED = {"--pipeline"}
 

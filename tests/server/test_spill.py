@@ -17,8 +17,9 @@ from support.saved_models import save_drafter, save_target
 from support.serving import Served, chat
 from support.tiny import DENSE, HYBRID, SLIDING, drafter_config, make_drafter, make_model
 
+from mlx_dflash2.decode.session import target_fingerprint
 from mlx_dflash2.server import spill
-from mlx_dflash2.server.spill import PromptFolder, identity
+from mlx_dflash2.server.spill import PromptFolder
 from mlx_dflash2.server.store import PromptStore
 
 BIG = 10**9
@@ -192,11 +193,13 @@ def test_a_broken_file_is_left_out_with_a_line(name, restart, tmp_path, caplog):
 def test_other_targets_have_folders_of_their_own(tmp_path):
     """The same config with other weights, or another drafter's context, is not mixed up."""
     one, two = make_model(DENSE), make_model(DENSE, seed=1)
-    assert identity(one) == identity(make_model(DENSE)) != identity(two)
-    assert identity(make_model(DENSE, bits=4)) != identity(one)
+    assert (
+        target_fingerprint(one) == target_fingerprint(make_model(DENSE)) != target_fingerprint(two)
+    )
+    assert target_fingerprint(make_model(DENSE, bits=4)) != target_fingerprint(one)
     folder = PromptFolder(tmp_path, BIG, one, make_drafter())
     context = folder.draft_model.make_context()
-    assert folder.folder.name == identity(one) and context.offset == 0
+    assert folder.folder.name == target_fingerprint(one)[:32] and context.offset == 0
     fill(folder, [1] * 9)
     other = PromptFolder(tmp_path, BIG, two, make_drafter())
     assert other.find([1] * 9, more_than=0) is None

@@ -42,7 +42,7 @@ def drafted(drafter, target, golden):
 
 def check_rounds(case: str):
     """Compare a golden drafter's rounds with the reference's hidden rows, candidates and paths."""
-    drafter, target = load_drafter(GOLDEN / case), HeadTarget(case)
+    drafter, target = load_drafter(GOLDEN / case, bits=16), HeadTarget(case)
     context, position = drafter.make_context(), 0
     for golden in rounds(case):
         taps = mx.array(golden["taps"])

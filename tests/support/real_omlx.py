@@ -26,15 +26,23 @@ _DEPS = (
     *("jsonschema", "tiktoken", "protobuf", "sentencepiece", "Pillow", "openai-harmony"),
     *("mistral-common", "httpx", "socksio"),
 )
-# What oMLX 0.7 has and the fork has not: two keys, and one rule.
-_NEW_KEYS = ("dflash_block_size", "dflash_verify_mode", "moe_expert_offload_enabled")
-_FIELDS = "".join(f"    {name}: Any = None\n" for name in _NEW_KEYS)
-_RULE = (
-    "        if self.moe_expert_offload_enabled and (\n"
-    "            self.dflash_enabled or self.mtp_enabled or self.vlm_mtp_enabled\n"
-    "        ):\n"
-    '            raise ValueError("MoE expert offload cannot be combined")\n'
+# What oMLX 0.7 has and the fork has not: some keys, and three rules.
+_NEW_KEYS = (
+    *("dflash_block_size", "dflash_verify_mode", "moe_expert_offload_enabled"),
+    *("moe_expert_offload_resident_fraction", "qwen35_oq_a8_enabled", "qwen35_oq_a8_min_tokens"),
 )
+_FIELDS = "".join(f"    {name}: Any = None\n" for name in _NEW_KEYS)
+_RULES = """\
+        share = self.moe_expert_offload_resident_fraction
+        if share is not None and (type(share) not in (int, float) or not 0 < share <= 1):
+            raise ValueError("moe_expert_offload_resident_fraction is out of range")
+        if self.moe_expert_offload_enabled and (
+            self.dflash_enabled or self.mtp_enabled or self.vlm_mtp_enabled
+        ):
+            raise ValueError("MoE expert offload cannot be combined")
+        if self.qwen35_oq_a8_enabled and not self.qwen35_oq_a8_min_tokens >= 1:
+            raise ValueError("qwen35_oq_a8_min_tokens is out of range")
+"""
 _SHOWN = "".join(f'                "{name}": settings.{name},\n' for name in _NEW_KEYS)
 _HANDLER = (
     f"    for _name in {_NEW_KEYS}:\n"
@@ -65,8 +73,10 @@ def newer(python: Path, folder: Path) -> Path:
     """A copy of the package with what oMLX 0.7 has and the fork has not."""
     copy = folder / "omlx"
     shutil.copytree(package(python), copy, ignore=shutil.ignore_patterns("__pycache__"))
-    _insert(copy / "model_settings.py", "    dflash_draft_model: Optional", _FIELDS)
-    _insert(copy / "model_settings.py", "    def __post_init__", _RULE)
+    # The class has a default where a request has none.
+    fields = _FIELDS.replace("min_tokens: Any = None", "min_tokens: Any = 128")
+    _insert(copy / "model_settings.py", "    dflash_draft_model: Optional", fields)
+    _insert(copy / "model_settings.py", "    def __post_init__", _RULES)
     _insert(copy / "admin" / "routes.py", "    dflash_draft_model: str | None", _FIELDS)
     _insert(copy / "admin" / "routes.py", '                "dflash_draft_model": ', _SHOWN)
     _insert(

@@ -53,9 +53,16 @@ def proposers(prompt, plain, block):
     return named
 
 
+def widest(proposer, block_size=None):
+    """The most rows that a block, or what is copied, may have."""
+    return max(block_size or proposer.block_size, getattr(proposer, "max_drafts", 0) + 1)
+
+
 def run(kind, prompt, proposer, max_tokens, bits=None, **kwargs):
     """The tokens of a whole run, each with whether it was drafted, and its stats."""
     stats = Stats()
+    if kwargs.get("verify_width") is None:
+        kwargs["verify_width"] = widest(proposer, kwargs.get("block_size"))
     steps = steps_of(
         kind, prompt, proposer, bits=bits, max_tokens=max_tokens, stats=stats, **kwargs
     )

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 
-from mlx_dflash2.server.arguments import prepare_arguments, setup_arg_parser
-from mlx_dflash2.server.command import Service
+from mlx_dflash2.server.command import Service, check_arguments
+from mlx_dflash2.server.options import setup_arg_parser
 from mlx_dflash2.server.pair import PairProvider
 from support.saved_models import CHAT_TEMPLATE, save_drafter, save_target
 from support.tiny import DENSE, drafter_config
@@ -29,7 +29,7 @@ class Served:
             models = ["--model", str(folders / "target")]
             models += ["--draft-model", str(folders / "drafter")]
         self.args = setup_arg_parser().parse_args([*models, "--port", "0", *map(str, args)])
-        prepare_arguments(self.args)
+        check_arguments(self.args)
         self.provider = PairProvider(self.args)
         self.provider.load_default()
         if drafter is not None:

@@ -6,6 +6,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.commands import main_of
 from support.saved_models import save_target
 
 from mlx_dflash2 import load_drafter
@@ -14,12 +15,13 @@ from mlx_dflash2.evaluation.prompts import Prompt
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import evaluate
 from mlx_dflash2.train.chain import Chain, chain
-from mlx_dflash2.train.command import main
 from mlx_dflash2.train.corpus import Corpus
 from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.taps import ComputedTaps
 from tools import ablation
+
+main = main_of("train")
 
 OPTIONS = (
     "--num-prompts 6 --max-tokens 12 --num-layers 1 --block-size 4 --selector-rank 8 "

@@ -12,13 +12,13 @@ from support.tiny import CONFIGS, DENSE, HIDDEN, SLIDING, VOCAB, drafter_config,
 from mlx_dflash2.drafter.args import DrafterArgs
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train.losses import (
-    LOSSES,
     d_pace_weights,
     position_weights,
     selector_loss,
     unary_loss,
     weighted_mean,
 )
+from mlx_dflash2.train.options import LOSSES
 from mlx_dflash2.train.vocabulary import FullVocabulary, SampledVocabulary, most_frequent
 
 ARGS = DrafterArgs.from_dict(drafter_config())

@@ -7,17 +7,19 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from support.commands import main_of
 from support.saved_models import save_drafter, save_target
 from support.tiny import CONFIGS, DENSE, make_model
 
 from mlx_dflash2 import load_drafter
 from mlx_dflash2.train import checkpoints
-from mlx_dflash2.train.command import main
 from mlx_dflash2.train.corpus import Corpus, Text, write_shard
 from mlx_dflash2.train.inputs import Inputs
 from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.training import Training
+
+main = main_of("train")
 
 SHAPE = "--num-layers 1 --block-size 4 --selector-rank 8 --mask-token-id 5 --target-layer-ids 1 3"
 OPTIONS = (
@@ -67,6 +69,15 @@ def test_export_and_eval_need_no_options_again(make_run, tmp_path, capsys):
     for name, value in found.items():
         assert mx.array_equal(value, expected[name].astype(mx.bfloat16).astype(mx.float32)), name
     assert "decoding, temperature 0" in capsys.readouterr().out
+
+
+def test_the_target_is_read_again_where_a_checkpoint_s_options_change_it(make_run):
+    make_run("--dequantize").fit()
+    run = make_run(given=["export"])
+    before = run.inputs.loaded
+    assert run.inputs.loaded is before
+    run.training.saved()
+    assert run.args.dequantize and run.inputs.loaded is not before
 
 
 @pytest.mark.parametrize("stage", ["export", "eval"])

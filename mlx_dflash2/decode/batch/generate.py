@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -12,10 +13,9 @@ from mlx_lm.generate_utils import BatchStats
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...drafter.model import Proposer
+from ..checks import check_ids
 from ..defaults import BATCH_MAX_TOKENS, COMPLETION_BATCH_SIZE, PREFILL_STEP_SIZE
-from ..judge import Judge
-from ..kv_quantization import KVQuantization
-from ..loop import Loop, check_ids
+from ..generate import make_judge, make_loop
 from ..options import GenerationOptions, Sampler
 from ..session import DFlashPromptCache
 from ..stats import Stats
@@ -150,24 +150,14 @@ def decode_batch(
             f"`completion_batch_size` is {completion_batch_size} but has to be 1 or more."
         )
     count, stats = len(prompts), Stats() if stats is None else stats
-    shared = {
-        "block_size": block_size,
-        "verify_width": verify_width,
-        "prefill_step_size": prefill_step_size,
-    }
-    options = _options(count, max_tokens, sampler, logits_processors, seed, shared)
-    caches = _caches(count, prompt_caches)
-    judges = [Judge(own.sampler, own.logits_processors, own.seed) for own in options]
-    loop = Loop(
-        model,
-        draft_model,
-        stream,
-        stats,
-        kv_quantization=KVQuantization(),
-        block_size=block_size,
-        verify_width=verify_width,
-        adaptive=all(judge.is_repeatable_at_any_width for judge in judges),
+    shared = GenerationOptions(
+        block_size=block_size, verify_width=verify_width, prefill_step_size=prefill_step_size
     )
+    options = _options(shared, count, max_tokens, sampler, logits_processors, seed)
+    caches = _caches(count, prompt_caches)
+    judges = [make_judge(own) for own in options]
+    with wired_limit(model, [stream]):
+        loop = make_loop(model, draft_model, shared, judges, stream, stats)
     answers = []
     for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
         check_prompt(prompt)
@@ -197,12 +187,12 @@ def decode_batch(
 
 
 def _options(
+    shared: GenerationOptions,
     count: int,
     max_tokens: int | Sequence[int],
     sampler: Any,
     logits_processors: Any,
     seed: int | None,
-    shared: dict[str, Any],
 ) -> list[GenerationOptions]:
     """Make the options of each prompt, which counts and draws on its own."""
     budgets = _for_each("max_tokens", max_tokens, count, isinstance(max_tokens, int))
@@ -210,12 +200,12 @@ def _options(
     flat = not any(p is None or isinstance(p, list | tuple) for p in logits_processors or ())
     processors = _for_each("logits_processors", logits_processors, count, flat)
     return [
-        GenerationOptions(
+        replace(
+            shared,
             max_tokens=budgets[i],
             sampler=samplers[i],
             logits_processors=processors[i],
             seed=None if seed is None else seed + i,
-            **shared,
         )
         for i in range(count)
     ]

@@ -173,7 +173,7 @@ class Snapshots(Answer):
 def test_places_on_the_way_through_a_prompt():
     """Chunks end there, and the drafter has what it can see from there."""
     batch, answers, plain = decoder_of(DENSE, step_size=5, proposer=make_drafter(window=8))
-    window = batch.loop.proposer.context_size
+    window = batch.loop.draft_model.context_size
     sequence = answers[2].sequence
     answer = Snapshots(sequence, answers[2].prompt, COUNT, ends=[3, 12, 26])
     batch.insert(answer)
@@ -216,7 +216,7 @@ def test_draws_of_a_seed_do_not_depend_on_the_controller(widths, monkeypatch):
     steps = dflash_generate_step(
         answers[2].prompt,
         batch.loop.model,
-        batch.loop.proposer,
+        batch.loop.draft_model,
         max_tokens=COUNT,
         sampler=sampler,
         seed=3,

@@ -119,7 +119,7 @@ void msl_reset(const MslConfig* config) {
 void msl_region(void* p, uint64_t bytes, const char* name, int writable, int device, int shadowed,
                 int initialised) {
   auto* r = new Region{uintptr_t(p),   uintptr_t(p) + bytes, name,
-                       bool(writable), bool(device),         bool(shadowed), {}};
+                       bool(writable), bool(device),         bool(shadowed), {}, {}};
   if (shadowed) {
     Cell cell{};
     cell.initialised = initialised;

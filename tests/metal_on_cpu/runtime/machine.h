@@ -87,6 +87,7 @@ struct Region {
   std::string name;
   bool writable, device, shadowed;
   std::vector<Cell> cells;
+  std::vector<bool> touched;
 };
 
 struct Machine {
@@ -120,6 +121,7 @@ void run_threadgroup();
 void start_fiber(Fiber& fiber);
 uint64_t call_path(const Fiber& fiber, void** frame);
 
+Region* find_region(uintptr_t address);
 void out_of_bounds(uintptr_t address, unsigned bytes, bool write, uint64_t pc);
 enum class Kind { kRead, kWrite, kReadWrite };
 void check_access(uintptr_t address, unsigned bytes, Kind kind, bool atomic, bool aligned,

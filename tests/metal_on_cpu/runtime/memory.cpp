@@ -5,7 +5,7 @@
 
 #include "machine.h"
 
-static Region* find_region(uintptr_t address) {
+Region* find_region(uintptr_t address) {
   static Region* last = nullptr;
   for (Region* r : gpu.regions)
     if (r == last && address >= r->low && address < r->high) return r;

@@ -1,7 +1,8 @@
-"""Command-line arguments of the server: those of mlx_lm.server, and its own."""
+"""The options of `mlx_dflash2.server`: those of mlx_lm.server, and its own."""
 
 import argparse
 import json
+from collections.abc import Sequence
 
 from ..cli.arguments import (
     add_drafting_arguments,
@@ -9,14 +10,14 @@ from ..cli.arguments import (
     add_unsupported_arguments,
 )
 from ..cli.options import Option, Range, add_options, check_ranges
+from ..cli.parser import Parser
 from ..decode.defaults import (
     COMPLETION_BATCH_SIZE,
+    CPU_PREFILL_STEP_SIZE,
     KV_GROUP_SIZE,
     PREFILL_STEP_SIZE,
     QUANTIZED_KV_START,
 )
-from ..decode.kv_quantization import KVQuantization
-from ..decode.sampling import make_sampler
 
 UNSUPPORTED = {"--pipeline": "distributed decoding does not draft; use mlx_lm.server"}
 UNLIMITED = 1 << 63
@@ -123,9 +124,10 @@ WORK = (
     Option(
         "prefill_step_size",
         int,
-        PREFILL_STEP_SIZE,
+        None,
         _FROM_1,
-        "Prompt tokens to process between two rounds of the others",
+        "Prompt tokens to process between two rounds of the others "
+        f"(default: {PREFILL_STEP_SIZE}, {CPU_PREFILL_STEP_SIZE} on the CPU)",
     ),
     Option("kv_bits", int, None, None, "Number of bits for KV cache quantization; requests are "
            "then answered one at a time"),
@@ -169,16 +171,18 @@ GROUPS = (TEMPLATE, NETWORK, REQUESTS, WORK, CACHES)
 
 def setup_arg_parser() -> argparse.ArgumentParser:
     """Set up and return the argument parser."""
-    parser = argparse.ArgumentParser(
-        prog="mlx_dflash2.server",
-        description="Serve a target with a drafter behind an OpenAI API.",
-    )
+    parser = Parser("mlx_dflash2.server", "Serve a target with a drafter behind OpenAI's API.")
     add_model_arguments(parser)
     add_drafting_arguments(parser)
     for options in GROUPS:
         add_options(parser, options)
     add_unsupported_arguments(parser, UNSUPPORTED)
     return parser
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
+    return setup_arg_parser().parse_args(argv)
 
 
 def prepare_arguments(args: argparse.Namespace) -> None:
@@ -191,8 +195,6 @@ def prepare_arguments(args: argparse.Namespace) -> None:
     """
     for options in GROUPS:
         check_ranges(args, options)
-    make_sampler(args.temp, args.top_p, args.min_p, top_k=args.top_k)
-    KVQuantization(args.kv_bits, args.kv_group_size, args.quantized_kv_start)
     if not isinstance(args.chat_template_args, dict):
         raise ValueError("--chat-template-args has to be a JSON object.")
     if args.api_key is not None and not args.api_key.strip():
