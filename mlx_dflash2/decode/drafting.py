@@ -52,14 +52,9 @@ class Drafting:
         Returns:
             list of Proposal: One for each sequence, empty where the drafter failed.
         """
-        # What a constraint forces needs no drafter.
-        proposals = [s.judge.forced(width - 1) for s, width in zip(sequences, widths, strict=True)]
+        proposals = [Proposal.none() for _ in sequences]
         # A sequence with room for one token takes no key, as on its own.
-        places = [
-            index
-            for index, width in enumerate(widths)
-            if width > 1 and not proposals[index].tokens.size
-        ]
+        places = [index for index, width in enumerate(widths) if width > 1]
         if not places or self.proposer is None or not self.guard.on:
             return proposals
         drafting = [sequences[index] for index in places]

@@ -225,10 +225,9 @@ class Judge:
         mx.eval(logprobs, self.lasting)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
 
-    def forced(self, most: int) -> Proposal:
+    def forced(self, most: int) -> list[int]:
         """Drafts that need no drafter because nothing else may follow, perhaps none."""
-        tokens = [] if self.constraint is None or most < 1 else self.constraint.forced(most)
-        return Proposal(mx.array(tokens, mx.uint32), mx.array(True)) if tokens else Proposal.none()
+        return [] if self.constraint is None or most < 1 else self.constraint.forced(most)
 
     def allowed(self, drafts: Sequence[int]) -> int:
         """How many drafts may follow one after the other."""

@@ -1,7 +1,7 @@
 """The plan of a round: how many rows each sequence has, and who copies and who drafts."""
 
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..copies import Copy
 from ..drafter.proposal import Proposal
@@ -14,7 +14,8 @@ class Plan(NamedTuple):
 
     Attributes:
         widths (list of int): The most rows of its block, the anchor's included.
-        copies (list): Its copied drafts, perhaps none; ``None`` leaves them to the drafter.
+        copies (list): Its copied or forced drafts, perhaps none; ``None`` leaves them to the
+            drafter.
     """
 
     widths: list[int]
@@ -51,9 +52,8 @@ def plan_round(
         controller (Controller, optional): Chooses the width; without one it is the widest.
     """
     copies = [
-        _offer(sequence, min(max_copied, int(min(widest, budget)) - 1))
+        _offer(sequence, int(min(widest, budget)) - 1, max_copied)
         for sequence, budget in zip(sequences, budgets, strict=True)
-        if max_copied > 0 and widest > 1
     ]
     width, copied = widest, 1
     if controller is not None and widest > 1:
@@ -65,23 +65,24 @@ def plan_round(
         int(min(width if sequence.adaptive else widest, budget))
         for sequence, budget in zip(sequences, budgets, strict=True)
     ]
-    if not copies:
-        return Plan(widths, [None] * len(widths))
     return Plan(widths, [
         _copy(sequence, copy.first(w - 1), w, drafts and not (copied > 1 and sequence.adaptive))
         for sequence, copy, w in zip(sequences, copies, widths, strict=True)
     ])  # fmt: skip
 
 
-def _offer(sequence: Sequence, most: int) -> Copy:
-    """What a sequence may copy: a constraint may forbid some of it."""
-    assert sequence.copies is not None and sequence.anchor is not None
-    copy = sequence.copies.offer(sequence.anchor, most)
+def _offer(sequence: Sequence, most: int, max_copied: int) -> Copy:
+    """What a sequence may do without the drafter: what is forced, or else a copy."""
+    forced = sequence.judge.forced(most)
+    if forced or sequence.copies is None or most < 1:
+        return Copy(forced, [1.0] * len(forced))
+    copy = sequence.copies.offer(cast(int, sequence.anchor), min(max_copied, most))
     return copy.first(sequence.judge.allowed(copy.tokens))
 
 
 def _copy(sequence: Sequence, copy: Copy, width: int, drafts: bool) -> Copy | None:
-    """What it does copy; ``None`` leaves the round to the drafter."""
-    assert sequence.copies is not None
+    """What it does without the drafter; ``None`` leaves the round to that."""
+    if sequence.copies is None or sequence.judge.forced(1):
+        return copy if copy.tokens or not drafts else None
     left = drafts and width > 1 and sequence.copies.leaves_to_drafter(copy, width - 1)
     return None if left else copy

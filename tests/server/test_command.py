@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from support.commands import main_of
 from support.serving import chat
 
 from mlx_dflash2.server.http import Server
@@ -84,22 +85,21 @@ def test_sizes_that_are_refused(text):
         (["--prefill-step-size", "0"], "--prefill-step-size is 0 but has to be 1 or more"),
         (["--num-draft-tokens", "2", "--verify-width", "3"], "say the same; give one of them"),
         (["--num-draft-tokens", "-1"], "--num-draft-tokens is -1 but has to be 0 or more"),
-        (["--num-draft-tokens", "4"], "`verify_width` is 5 but has to be from 2 to the block of 4"),
-        (["--top-k", "512"], "`top_k` is 512 but has to be below 512"),
-        (["--temp", "-1"], "`temp` is -1.0 but has to be from 0.0 to inf"),
+        (["--num-draft-tokens", "16"], "--verify-width is 17 but has to be"),
+        (["--top-k", "512"], "--top-k is 512 but has to be below 512"),
+        (["--temp", "-1"], "--temp is -1.0 but has to be from 0.0 to inf"),
         (["--chat-template-args", "[]"], "--chat-template-args has to be a JSON object"),
         (["--api-key", " "], "--api-key is empty"),
-        (["--kv-bits", "7"], "`kv_bits`"),
+        (["--kv-bits", "7"], "--kv-bits is 7"),
         (["--prompt-cache-bytes", "lots"], "lots is not a size"),
         (["--port", "65536"], "--port is 65536 but has to be 0 or more and below 65536"),
     ],
 )
 def test_what_is_refused(words, message, invoke, model_folders):
     """One line, and the command does not start."""
-    command = importlib.import_module("mlx_dflash2.server.command")
     models = ["--model", str(model_folders / "target")]
     models += ["--draft-model", str(model_folders / "drafter")]
-    status, out, err = invoke(*models, *words, main=command.main)
+    status, out, err = invoke(*models, *words, main=main_of("server"))
     assert status != 0 and out == ""
     assert message in err.splitlines()[-1]
 

@@ -294,7 +294,8 @@ def test_a_round_that_fails(serve, monkeypatch):
     assert status == 200 and '"server_error"' in text and "[DONE]" not in text
     failing.clear()
     assert server.ask(chat("hello", max_tokens=5))["usage"]["completion_tokens"] == 5
-    assert server.request("/health")[0] == 200 and idle(server)
+    assert server.request("/health")[0] == 200
+    wait_until(lambda: idle(server))
 
 
 def test_a_thread_that_dies(serve, monkeypatch):
@@ -392,9 +393,12 @@ def test_too_many_connections():
     leave.set()
     for client in clients:
         client.close()
-    late = socket.create_connection(("127.0.0.1", port), timeout=30)
-    wait_until(lambda: inside.acquire(blocking=False) or late is None)
-    late.close()
+
+    def gets_in():
+        with socket.create_connection(("127.0.0.1", port), timeout=30):
+            return inside.acquire(timeout=0.2)
+
+    wait_until(gets_in)
     server.stop()
 
 

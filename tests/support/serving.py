@@ -130,7 +130,8 @@ def joined(chunks):
     return message
 
 
-THINKING = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+# The last one is the tokenizer's of a hybrid target, which would add it.
+THINKING = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|endoftext|>")
 # mlx-lm finds the parser of tool calls by these words.
 TOOL_TEMPLATE = CHAT_TEMPLATE + "{# <tool_call> tool_call.name #}"
 
