@@ -14,7 +14,7 @@ from support.serving import chat, raw_request
 from support.tiny import VOCAB, plain_tokens
 
 from mlx_dflash2.decode.loop import Loop
-from mlx_dflash2.server import connection, handler, limits
+from mlx_dflash2.server import connection, handler
 from mlx_dflash2.server.http import Server
 
 ROUTE = "/v1/chat/completions"
@@ -424,9 +424,3 @@ def test_nothing_secret_is_logged(serve, caplog):
     caplog.set_level(logging.DEBUG)
     server.ask(body, headers=key)
     assert "hush-prompt" in caplog.text and "hush-key" not in caplog.text
-
-
-def test_bounds_are_what_the_documentation_says():
-    assert limits.MAX_BODY_BYTES == 32 * 2**20
-    assert limits.BODY_SECONDS == limits.SOCKET_SECONDS == 60
-    assert limits.DRAIN_SECONDS == 30
