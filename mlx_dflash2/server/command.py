@@ -141,6 +141,7 @@ def main(args: argparse.Namespace) -> None:
     service = Service(args, provider)
     try:
         note(f"{provider.name} with the drafter {provider.draft_names[0]} at {service.http.url}")
+        note("Answers say how many of their drafts were accepted: `usage`, `timings`, /metrics")
         for line in _warnings(args, provider):
             note(line)
         stopped.wait()

@@ -13,8 +13,8 @@ from mlx_lm.server import ResponseGenerator
 
 from ..decode.batch.decoder import Answer, BatchDecoder
 from ..decode.constraint import Constraint
-from ..decode.kv_quantization import KVQuantization
-from ..decode.loop import Loop
+from ..decode.generate import make_loop
+from ..decode.options import GenerationOptions
 from ..decode.stats import Stats
 from .errors import ApiError, invalid
 from .job import REASONING, Job, Prompt
@@ -192,17 +192,14 @@ class Generator(ResponseGenerator):
         args, provider = self.cli_args, self.model_provider
         self.stats.fallback = None
         mx.clear_cache()
-        loop = Loop(
-            provider.model,
-            provider.draft_model,
-            stream,
-            self.stats,
-            kv_quantization=KVQuantization(
-                args.kv_bits, args.kv_group_size, args.quantized_kv_start
-            ),
+        options = GenerationOptions(
             block_size=args.block_size,
             verify_width=args.verify_width,
+            kv_bits=args.kv_bits,
+            kv_group_size=args.kv_group_size,
+            quantized_kv_start=args.quantized_kv_start,
         )
+        loop = make_loop(provider.model, provider.draft_model, options, [], stream, self.stats)
         self.decoder = BatchDecoder(
             loop,
             provider.tokenizer.eos_token_ids,

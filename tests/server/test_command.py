@@ -170,6 +170,7 @@ def test_the_process(ending, model_folders, tmp_path):
         process.kill()
     log.seek(0)
     text = log.read()
+    assert "drafts were accepted: `usage`, `timings`, /metrics" in text
     assert "Stopping" in text and "Traceback" not in text and "secret" not in text
     assert "'/v1/chat/completions' 200" in text
     log.close()
