@@ -13,7 +13,7 @@ test-slow: .venv/installed
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy && $(BIN)/mypy --strict examples
 bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
 mutants: .venv/installed ; $(BIN)/python tools/mutants.py
-kernels: .venv/installed ; $(BIN)/python tools/launches.py
+kernels: .venv/installed ; $(BIN)/python tools/launches.py && $(BIN)/python tools/kernel_counts.py
 wheel: .venv/installed ; $(BIN)/python -m hatchling build -t sdist -t wheel -d dist
 clean: ; rm -rf .venv build dist .pytest_cache .ruff_cache
 

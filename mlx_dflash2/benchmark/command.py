@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import mlx.nn as nn
@@ -18,6 +17,7 @@ from ..checkpoint.load import UNQUANTIZED, read_drafter_args
 from ..cli.build import prefill_step_size, read_pair
 from ..cli.console import note
 from ..cli.dense import FLAG, unpack
+from ..cli.outputs import user_path
 from ..cli.progress import Progress
 from ..decode.sampling import check_seed, make_sampler
 from ..evaluation.machine import environment, fingerprint
@@ -146,7 +146,9 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
     """Return what flags change about the models, ``None`` for what they leave alone."""
     adapter = args.adapter_path
     return {
-        "adapter": None if adapter is None else fingerprint(Path(adapter), "adapter_config.json"),
+        "adapter": None
+        if adapter is None
+        else fingerprint(user_path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
         "dense": args.dense or None,
         "extra_eos_token": list(args.extra_eos_token) or None,

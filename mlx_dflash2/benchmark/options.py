@@ -2,10 +2,10 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from ..cli.arguments import add_draft_model_argument, add_model_arguments
 from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..cli.outputs import check_file, check_folder, user_path
 from ..cli.parser import Parser
 from ..decode.defaults import COPY_DRAFTS, CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
 from ..evaluation.prompts import PACKAGED, SUITES
@@ -42,8 +42,8 @@ _OPTIONS = (
     Option("recall", bool, False, None, "Also measure recall, teacher forced"),
     Option("recall_stride", int, None, _COUNT,
         "Tokens from one anchor to the next (default: 4)"),
-    Option("json", Path, None, None, "Write all results to this file"),
-    Option("plots", Path, None, None, "Write plots into this folder"),
+    Option("json", user_path, None, None, "Write all results to this file"),
+    Option("plots", user_path, None, None, "Write plots into this folder"),
 )
 # fmt: on
 
@@ -95,5 +95,7 @@ def _check(args: argparse.Namespace) -> None:
     check_ranges(args, _OPTIONS)
     if args.recall and 0 not in args.temps:
         raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
+    if args.json is not None:
+        check_file(args.json, "--json", replaced=True)
+    if args.plots is not None:
+        check_folder(args.plots, "--plots")

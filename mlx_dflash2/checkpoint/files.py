@@ -3,8 +3,7 @@
 import json
 import struct
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
@@ -15,31 +14,11 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 # mlx-lm's own, so that drafters come from the same hub as targets.
 from mlx_lm.utils import snapshot_download
 
+from ..reading import reading
+
 CONFIG_FILES = ("config.json",)
 DRAFTER_FILES = ("*.json", "*.safetensors")
 INDEX = "model.safetensors.index.json"
-# The most characters of a library's own message that an error repeats.
-_MESSAGE = 300
-
-
-@contextmanager
-def reading(what: str | Path) -> Iterator[None]:
-    """Turn whatever a library raises about the content of a file into one line that names it.
-
-    Raises:
-        ValueError: for any error but a missing file.
-    """
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    # Content of any kind meets mlx-lm, transformers and tokenizers, and the last raises
-    # `Exception` itself.
-    except Exception as error:
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        message = kind + " ".join(str(error).split())
-        message = message if len(message) <= _MESSAGE else f"{message[:_MESSAGE]}…"
-        raise ValueError(f"{what} cannot be read: {message}") from error
 
 
 class TensorHeader(NamedTuple):
@@ -201,15 +180,14 @@ def _weight_map(folder: Path) -> dict[str, str]:
     if not index.is_file():
         return {}
     found = _read_object(index).get("weight_map")
-    if not _is_text_map(found) or not all(name.endswith(".safetensors") for name in found.values()):
+    known = found if _is_text_map(found) else {}
+    if not known or not all(name.endswith(".safetensors") for name in known.values()):
         raise ValueError(f"{index} has no `weight_map` from tensors to .safetensors files.")
-    return found
+    return known
 
 
 def _is_text_map(value: Any) -> TypeGuard[dict[str, str]]:
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(isinstance(name, str) for name in value.values())
+    return isinstance(value, dict) and all(isinstance(name, str) for name in value.values())
 
 
 def read_header(file: Path) -> dict[str, TensorHeader]:
@@ -227,9 +205,9 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
             header = json.loads(stream.read(length))
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"{file} has no valid safetensors header.") from error
-    if isinstance(header, dict):
-        header.pop("__metadata__", None)
-    if not isinstance(header, dict) or not all(map(_is_tensor, header.values())):
+    # MLX writes null where there are none.
+    metadata = header.pop("__metadata__", None) or {} if isinstance(header, dict) else None
+    if not _is_text_map(metadata) or not all(map(_is_tensor, header.values())):
         raise ValueError(f"{file} has no valid safetensors header.")
     end = max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
     if 8 + length + end > size:
@@ -275,5 +253,6 @@ def read_weights(files: Iterable[Path]) -> dict[str, mx.array]:
     """Map the tensors of a checkpoint's files by name; each is read when it is first used."""
     weights: dict[str, mx.array] = {}
     for file in files:
-        weights |= cast(dict[str, mx.array], mx.load(str(file)))
+        with reading(file):
+            weights |= cast(dict[str, mx.array], mx.load(str(file)))
     return weights

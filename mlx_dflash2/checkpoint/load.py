@@ -86,13 +86,14 @@ def check_bits(bits: int | None, source: DrafterSource) -> None:
         )
 
 
-def bits_at_load(bits: int | None, source: DrafterSource) -> int | None:
+def bits_at_load(bits: int | None, source: DrafterSource, gpu: bool | None = None) -> int | None:
     """Return the bits to quantize a drafter to, ``None`` to leave it as it is stored.
 
     A GPU takes 4 where none are asked for: it spends most of a draft on reading weights, and what
     4 bits change of the drafts costs less than they save. The CPU backend gains nothing.
     """
-    if bits is None and mx.default_device() == mx.gpu and not source.args.quantization:
+    gpu = mx.default_device() == mx.gpu if gpu is None else gpu
+    if bits is None and gpu and not source.args.quantization:
         return 4
     return None if bits == UNQUANTIZED else bits
 

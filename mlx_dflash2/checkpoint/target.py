@@ -8,10 +8,12 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import DEFAULT_ALLOW_PATTERNS, load_adapters, load_model, load_tokenizer
 
+from ..reading import reading
 from ..targets import TargetShape, bind
-from .files import Source, find_source, read_headers, reading, weight_files
+from .files import Source, find_source, read_headers, weight_files
 from .load import is_drafter
 
 # Those that mlx-lm reads: all of them, whatever an index says.
@@ -67,7 +69,11 @@ def _shape(source: Source) -> TargetShape:
     with TemporaryDirectory() as folder, reading(source.folder / "config.json"):
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         model, _ = load_model(Path(folder), lazy=True, strict=False)
-    return bind(model).shape
+    target = bind(model)
+    with reading(source.folder / "config.json"):
+        # Fields of the wrong type, or at odds with each other, show once the layers meet.
+        target.logits(target.forward(mx.array([[0]]), target.make_cache()).hidden)
+    return target.shape
 
 
 def load(
@@ -116,12 +122,27 @@ def read_target(
         # Without any file, transformers makes one that knows no words.
         if tokenizer.get_vocab().keys() <= set(tokenizer.all_special_tokens):
             raise ValueError("there is no vocabulary.")
+        _try_out(tokenizer)
     missing = _stop_ids(source.config) - set(tokenizer.eos_token_ids)
     if missing:
         tokenizer.eos_token_ids = set(tokenizer.eos_token_ids) | missing
     if not lazy:
         mx.eval(model.parameters())
     return (model, tokenizer, config) if return_config else (model, tokenizer)
+
+
+def _try_out(tokenizer: TokenizerWrapper) -> None:
+    """Use a tokenizer once: a wrong field of its files shows only then.
+
+    Raises:
+        ValueError, or whatever transformers raises: if it does not work.
+    """
+    for token in tokenizer.eos_token_ids:
+        if type(token) is not int:
+            raise ValueError(f"`eos_token_id` has {token!r} but has to have integers.")
+    tokenizer.decode(tokenizer.encode("\n"))
+    detokenizer = tokenizer.detokenizer
+    detokenizer.reset()
 
 
 def read_model(

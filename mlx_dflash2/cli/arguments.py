@@ -13,6 +13,7 @@ from ..decode.defaults import (
     PREFILL_STEP_SIZE,
     QUANTIZED_KV_START,
 )
+from .outputs import check_file
 from .parser import UnsupportedAction
 
 
@@ -296,8 +297,10 @@ def safetensors_file(text: str) -> str:
     path = Path(text).expanduser()
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text} has to end in .safetensors")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    try:
+        check_file(path, "the new file", replaced=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return str(path)
 
 

@@ -16,8 +16,10 @@ from ..checkpoint.quantization import Quantization
 from ..checkpoint.save import refuse_existing, save_drafter
 from ..checkpoint.tensors import cast
 from ..cli.console import note
+from ..cli.outputs import check_folder
 from ..drafter.model import Drafter
 from ..drafter.speculators import from_speculators, is_speculators
+from ..evaluation.machine import num_bytes
 
 CARD_FILES = ("README.md",)
 
@@ -49,6 +51,7 @@ def convert(
     """
     path = Path(mlx_path).expanduser()
     refuse_existing(path)
+    check_folder(path, "--mlx-path")
     if upload_repo is not None:
         validate_repo_id(upload_repo)
     source = find_drafter(hf_path, revision)
@@ -68,6 +71,7 @@ def convert(
         card = converted_card(card, drafter)
     else:
         card = make_card(drafter, hf_path, upload_repo or path.name)
+    check_folder(path, "--mlx-path", num_bytes(drafter))
     save_drafter(drafter, path, _published_config(source), card)
     for line in describe(drafter, path, left):
         print(line)

@@ -1,5 +1,6 @@
 """Files of saved prompt caches: mlx-lm's format, with a drafter's context behind the caches."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -12,6 +13,8 @@ import mlx.core as mx
 from mlx.utils import tree_unflatten
 from mlx_lm.models import cache as mlx_lm_caches
 from mlx_lm.models.cache import save_prompt_cache
+
+from ..reading import reading
 
 # Name of our own entry among the file's metadata.
 _METADATA = "mlx_dflash2"
@@ -52,15 +55,16 @@ def write_cache_file(file: str | Path, content: CacheFile) -> None:
     """
     file = Path(file).expanduser()
     own = {name: getattr(content, name) for name in _OWN}
-    metadata = content.metadata | {_METADATA: json.dumps(own)}
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         caches, whole = (str(Path(folder) / f"{name}.safetensors") for name in ("caches", "whole"))
-        save_prompt_cache(caches, content.caches, metadata)
+        save_prompt_cache(caches, content.caches, content.metadata)
         arrays, flat = _load(caches)
         # Behind the caches: mlx-lm reads as many entries as there are cache classes.
         behind = len(content.caches)
         arrays |= {f"{behind}.{i}": array for i, array in enumerate(content.context)}
-        mx.save_safetensors(whole, arrays, flat)
+        own["digest"] = _digest(arrays, flat, own)
+        # The caller's metadata come first.
+        mx.save_safetensors(whole, arrays, flat | {f"0.{_METADATA}": json.dumps(own)})
         os.replace(whole, file)
 
 
@@ -74,23 +78,36 @@ def read_cache_file(file: str | Path) -> CacheFile:
     file = Path(file).expanduser()
     if not file.is_file():
         raise FileNotFoundError(f"There is no prompt cache {file}.")
-    try:
-        arrays, flat = _load(str(file))
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{file} is not a prompt cache: {error}") from error
+    with reading(file, "is not a prompt cache"):
+        return _content(*_load(str(file)))
+
+
+def _content(arrays: dict[str, mx.array], flat: dict[str, str]) -> CacheFile:
     # The caller's metadata, the caches' classes, and the kinds of values that are not arrays.
     parts = tree_unflatten(list(flat.items()))
     if not isinstance(parts, list) or len(parts) != 3:
-        raise ValueError(f"{file} is not a prompt cache.")
+        raise ValueError("it has other metadata.")
     metadata, classes, kinds = parts
+    own = json.loads(metadata.pop(_METADATA, "{}"))
+    flat.pop(f"0.{_METADATA}", None)
+    if own and own.pop("digest", None) != _digest(arrays, flat, own):
+        raise ValueError("its metadata is damaged.")
     values = arrays | {name: _value(arrays[name], kind) for name, kind in kinds[1:]}
     states = tree_unflatten(list(values.items()))
+    if len(states) < len(classes):
+        raise ValueError(f"it has {len(states)} states for {len(classes)} caches.")
     caches = [
         getattr(mlx_lm_caches, name).from_state(state)
         for name, state in zip(classes, states, strict=False)
     ]
-    own = json.loads(metadata.pop(_METADATA, "{}"))
     return CacheFile(caches, metadata, context=_context(arrays, len(caches)), **own)
+
+
+def _digest(arrays: dict[str, mx.array], flat: dict[str, str], own: dict[str, Any]) -> str:
+    """Identify everything in a file but the arrays' numbers."""
+    known = sorted(flat.items()), sorted(own.items())
+    shapes = [(name, value.shape, str(value.dtype)) for name, value in sorted(arrays.items())]
+    return hashlib.sha256(repr((known, shapes)).encode()).hexdigest()
 
 
 def _load(file: str) -> tuple[dict[str, mx.array], dict[str, str]]:

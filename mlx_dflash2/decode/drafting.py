@@ -39,6 +39,7 @@ class Drafting:
         sequences: list[Sequence],
         anchors: mx.array,
         widths: Rows[int],
+        histories: Rows[mx.array | None],
         lazy: bool = False,
     ) -> list[Proposal]:
         """Draft for every sequence that has room.
@@ -47,6 +48,7 @@ class Drafting:
             sequences (list): Those to decode.
             anchors (mx.array): Their anchors [B].
             widths (sequence): Rows that each one's block may have.
+            histories (sequence): All tokens up to the anchor, where there are processors.
             lazy (bool): Leave the drafts unevaluated. Default: ``False``.
 
         Returns:
@@ -68,6 +70,7 @@ class Drafting:
                 [sequence.drafter_context for sequence in drafting],
                 self.block_size,
                 [sequence.judge for sequence in drafting],
+                [histories[index] for index in places],
                 self.clock,
             )
             found = [

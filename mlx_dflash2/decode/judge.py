@@ -149,7 +149,27 @@ class Judge:
     @property
     def lasting(self) -> list[mx.array]:
         """What outlives a round: the next may run on another thread, so it is evaluated here."""
-        return [] if self.key is None else [self.key]
+        return [] if self.key is None else [self.key, *(self._keys or ())]
+
+    def process_drafts(self, logits: mx.array, history: mx.array) -> mx.array:
+        """Change a drafter's logits as pure processors will change the target's, more or less.
+
+        The drafts are not known yet: each row is processed as if it came next.
+
+        Args:
+            logits (mx.array): Rows [L, V] of the target's whole vocabulary.
+            history (mx.array): All tokens up to the anchor.
+        """
+        none = mx.array([], mx.uint32)
+        rows = [
+            self._process(row, none, history, self.pure) for row in mx.split(logits, len(logits))
+        ]
+        return mx.concatenate(rows)
+
+    @property
+    def pure(self) -> list[PureProcessor]:
+        """The processors that may be called for rows which are never emitted."""
+        return [p for p in self.processors if isinstance(p, PureProcessor)]
 
     def draft_key(self) -> mx.array | None:
         """This round's key for the drafter's walk; ``None`` where it takes the best step."""
@@ -180,7 +200,7 @@ class Judge:
             logits = self.constraint.apply(logits, integers(proposal.tokens))
         if self.processors:
             rows = [
-                self._process(logits[i : i + 1], proposal.tokens[:i], history)
+                self._process(logits[i : i + 1], proposal.tokens[:i], history, self.processors)
                 for i in range(logits.shape[0])
             ]
             logits = mx.concatenate(rows)
@@ -200,7 +220,8 @@ class Judge:
         if self.constraint is not None:
             logits = self.constraint.apply(logits, drafts)
         for i in range(logits.shape[0]):
-            row = self._process(logits[i : i + 1], proposal.tokens[:i], history)
+            drafted = proposal.tokens[:i]
+            row = self._process(logits[i : i + 1], drafted, history, self.processors)
             total = mx.logsumexp(row, axis=-1, keepdims=True)
             check_finite(bool((mx.abs(total) < float("inf")).item()))
             row = row - total
@@ -244,11 +265,17 @@ class Judge:
         if self.constraint is not None:
             self.constraint.accept(tokens)
 
-    def _process(self, row: mx.array, drafts: mx.array, history: mx.array | None) -> mx.array:
-        if self.processors and history is not None:
+    def _process(
+        self,
+        row: mx.array,
+        drafts: mx.array,
+        history: mx.array | None,
+        processors: Sequence[Callable],
+    ) -> mx.array:
+        if processors and history is not None:
             tokens = mx.concatenate([history, drafts.astype(history.dtype)])
             shape = row.shape
-            for processor in self.processors:
+            for processor in processors:
                 row = processor(tokens, row)
             if row.shape != shape:
                 raise ValueError(

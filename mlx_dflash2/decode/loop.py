@@ -238,7 +238,10 @@ class Loop:
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
         ahead, self._ahead = self._ahead, None
         if ahead is None:
-            proposals = self.drafting.propose(sequences, anchors, plan.drafter_widths, lazy)
+            histories = [sequence.history for sequence in sequences]
+            proposals = self.drafting.propose(
+                sequences, anchors, plan.drafter_widths, histories, lazy
+            )
         else:
             proposals = [
                 proposal.first(width - 1) if width > 1 else Proposal.none()
@@ -273,10 +276,13 @@ class Loop:
             self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
             if self.drafts:
                 widths = [int(min(self.block_size, budget)) for budget in budgets]
-                proposals = self.drafting.propose(sequences, anchors, widths)
+                histories = [
+                    s.history_with(d.tokens) for s, d in zip(sequences, decisions, strict=True)
+                ]
+                proposals = self.drafting.propose(sequences, anchors, widths, histories)
                 self._ahead = Ahead(proposals, time.perf_counter() - start)
             # The next round may run on another thread.
-            mx.async_eval([sequence.context_state for sequence in sequences])
+            mx.async_eval([[s.context_state, s.judge.lasting] for s in sequences])
         self.stats.generation_time += time.perf_counter() - start
 
     def settle(self, extend: bool = True) -> None:

@@ -3,7 +3,7 @@
 A pass appends L rows to every cache. Then each sequence keeps the first of its rows, from 0 to L
 for one sequence alone and from 1 to L for each of a batch. Caches that can drop their newest rows
 are trimmed. A ring that has wrapped is put back and the kept rows are appended again. A recurrent
-state is put back and its recurrence run on the kept rows. A batch's caches are right-aligned: what
+state's recurrence is run on the kept rows. A batch's caches are right-aligned: what
 a sequence rejects is rolled out to the left, where the mask hides it.
 """
 
@@ -77,11 +77,11 @@ class Replay:
     def commit(self, keeps: Sequence[int], record: Any) -> None:
         if max(keeps) == 0:
             self.abort()
-        elif min(keeps) < self.num_rows:
-            if record is None:
-                raise RuntimeError("A recurrent cache cannot keep part of an unrecorded pass.")
+        elif record is not None:
             alone = len(keeps) == 1
             self._set(record.replay(keeps[0]) if alone else record.replay_rows(keeps))
+        elif min(keeps) < self.num_rows:
+            raise RuntimeError("A recurrent cache cannot keep part of an unrecorded pass.")
 
     def abort(self) -> None:
         self._set(self.saved)

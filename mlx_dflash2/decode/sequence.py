@@ -70,6 +70,12 @@ class Sequence:
         """The arrays of the drafter's context; empty where a foreign context does not tell."""
         return getattr(self.context, "state", [])
 
+    def history_with(self, tokens: list[int]) -> mx.array | None:
+        """All tokens up to the anchor and some more, where there are processors."""
+        if self.history is None:
+            return None
+        return mx.concatenate([self.history, mx.array(tokens, mx.uint32)])
+
     def advance(self, decision: Decision) -> list[int]:
         """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
         emitted = decision.tokens[: decision.taken]
@@ -78,8 +84,7 @@ class Sequence:
         self.position += decision.num_kept
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
-        if self.history is not None:
-            self.history = mx.concatenate([self.history, mx.array(emitted, mx.uint32)])
+        self.history = self.history_with(emitted)
         self.judge.accept(emitted)
         self.session.append(rows)
         if not self.answering:

@@ -31,8 +31,8 @@ class Chip(NamedTuple):
         return int(self.name.split()[0][1:])
 
     @property
-    def instructions_a_byte(self) -> float | None:
-        """Return the lane instructions that the GPU issues in the time of reading a byte."""
+    def lane_cycles_a_byte(self) -> float | None:
+        """Return the cycles of all lanes of the GPU in the time of reading a byte."""
         if self.cores is None or self.ghz is None:
             return None
         return self.cores * LANES * self.ghz / self.bandwidth[1]

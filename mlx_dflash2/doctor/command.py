@@ -15,7 +15,7 @@ from ..evaluation.prompts import encode, read_chats
 from ..evaluation.teacher_forced import write_text
 from ..pairs.find import find_pair
 from ..pairs.load import load_pair
-from . import environment, plan, race
+from . import environment, plan, predict, race
 from .chips import find_chip
 from .kernels import doctor_kernels, why_no_kernels
 from .repairs import likely_masks
@@ -24,7 +24,9 @@ from .trace import bisect
 
 def _plan(args: argparse.Namespace) -> Iterator[str]:
     pair, chip = (args.model, args.draft_model, args.draft_bits), find_chip(chip_name())
-    found = plan.read_plan(*pair, args.acceptance_length, chip)
+    found = plan.read_plan(*pair, args.acceptance_length, chip, args.chips)
+    if args.chips:
+        return predict.report(found, args.context)
     bandwidth = args.bandwidth or (chip.bandwidth[0] if chip is not None else None)
     memory = int(mx.device_info().get("max_recommended_working_set_size", 0)) or memory_size()
     return plan.report(found, args.context, bandwidth, memory)

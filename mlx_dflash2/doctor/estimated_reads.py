@@ -164,7 +164,7 @@ def context_bytes(drafter: Drafter, tokens: int) -> int:
     return kept * 2 * args.num_key_value_heads * args.head_dim * drafter.dtype.size
 
 
-def slowdown(model: nn.Module, rows: int, gpu: Gpu | None) -> float:
+def slowdown(model: nn.Module, rows: int, gpu: Gpu | None, own: bool = False) -> float:
     """Return what a pass over ``rows`` rows takes of a model's products, in times of one row's.
 
     Args:
@@ -176,5 +176,5 @@ def slowdown(model: nn.Module, rows: int, gpu: Gpu | None) -> float:
     packed = next((m for m in model.modules() if "scales" in m), None)
     if gpu is not None:
         size = 2.0 if packed is None else packed.bits / 8 + 4 / packed.group_size
-        return gpu.slowdown(rows, size)
+        return gpu.slowdown(rows, size, own and packed is not None)
     return rows if packed is not None or has_slow_blas() else 1

@@ -2,16 +2,16 @@
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..cli.arguments import add_blas_argument, add_dense_argument, add_draft_model_arguments
 from ..cli.options import Option, Range, add_options, check_ranges, flag
+from ..cli.outputs import check_file, user_path
 from ..cli.parser import Parser
 
 DEFAULT_ANCHORS, DEFAULT_REPEATS = 120, 64
 # Options that have an effect only in one way of use, with their defaults.
-PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000}
+PLAN = {"bandwidth": None, "acceptance_length": None, "context": 1000, "chips": False}
 KERNELS = {"repeats": DEFAULT_REPEATS}
 TRACE = {"suites": ["built-in"], "limit": 1, "max_tokens": 64, "anchors": DEFAULT_ANCHORS}
 _AT_LEAST_1 = Range(1)
@@ -21,13 +21,14 @@ _OPTIONS = {
         Option("model", str, None, None,
             "The path to the local model directory or Hugging Face repo of the target (default: "
             "the embedded one, where a drafter or --trace is given)"),
-        Option("json", Path, None, None, "Also write the lines to this file"),
+        Option("json", user_path, None, None, "Also write the lines to this file"),
     ),
     "what a pair brings": (
         Option("bandwidth", float, None, _AT_LEAST_1, "Memory bandwidth in GB/s"),
         Option("acceptance_length", float, None, _AT_LEAST_1,
             "Tokens a round at the full block, bonus included"),
         Option("context", int, None, _AT_LEAST_1, "Tokens before the round (default: 1000)"),
+        Option("chips", bool, None, None, "Predict a round by part on each of Apple's chips"),
     ),
     "which stage is at fault": (
         Option("trace", bool, False, None, "Load the pair and try repairs of the drafter"),
@@ -91,8 +92,8 @@ def check(args: argparse.Namespace) -> None:
         raise ValueError("--dense has an effect only with --trace.")
     if args.draft_bits is not None and not (pair or args.trace or args.race):
         raise ValueError("--draft-bits has an effect only with a pair.")
-    if args.json is not None and not args.json.absolute().parent.is_dir():
-        raise FileNotFoundError(f"--json: there is no folder {args.json.absolute().parent}.")
+    if args.json is not None:
+        check_file(args.json, "--json")
 
 
 def _settle(args: argparse.Namespace, defaults: dict[str, Any], used: bool, where: str) -> None:

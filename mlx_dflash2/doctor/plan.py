@@ -63,15 +63,18 @@ class Plan:
             context_bytes(self.drafter, context),
         )
 
-    @cached_property
-    def _slowdowns(self) -> list[tuple[float, float, float]]:
-        """How long a round of each width takes for the target's weights, the drafter's, the head's.
+    def slowdowns(self, gpu: Gpu | None, own: bool = False) -> list[tuple[float, float, float]]:
+        """Return what rounds of each width take for the target's weights, the drafter's, the head.
 
-        In times of reading them once.
+        In times of reading them once; ``own`` as for :func:`slowdown`.
         """
         target, block = self.target.model, self.drafter.block_size
-        draft = slowdown(self.drafter, block, self.gpu), slowdown(target, block - 1, self.gpu)
-        return [(slowdown(target, width, self.gpu), *draft) for width in range(1, block + 1)]
+        draft = slowdown(self.drafter, block, gpu, own), slowdown(target, block - 1, gpu, own)
+        return [(slowdown(target, width, gpu, own), *draft) for width in range(1, block + 1)]
+
+    @cached_property
+    def _slowdowns(self) -> list[tuple[float, float, float]]:
+        return self.slowdowns(self.gpu)
 
     def seconds(self, width: int, context: int, bandwidth: float) -> float:
         """Return the least time of a round, or of a plain step at width 1, at some GB/s."""
@@ -117,6 +120,7 @@ def read_plan(
     draft_bits: int | None = None,
     length: float | None = None,
     chip: Chip | None = None,
+    for_gpu: bool = False,
 ) -> Plan:
     """Load a pair lazily: configs and tensor headers are read, weights are not.
 
@@ -125,6 +129,7 @@ def read_plan(
         draft_bits (int, optional): As for :func:`mlx_dflash2.load_drafter`.
         length (float, optional): Acceptance length. Default: the published one, if any.
         chip (Chip, optional): Of the machine, where it is known.
+        for_gpu (bool): Load the drafter as on a GPU, whatever computes here. Default: ``False``.
 
     Raises:
         FileNotFoundError, ValueError: as loading the pair would, in one line.
@@ -137,10 +142,11 @@ def read_plan(
             f"The acceptance length is {length} but has to be from 1 to {block}, the drafter's "
             "block."
         )
-    pair = load_pair(sources, lazy=True)
+    for_gpu = for_gpu or mx.default_device() == mx.gpu
+    pair = load_pair(sources, lazy=True, for_gpu=for_gpu)
     if length is None:
         length = PUBLISHED_LENGTH.get(known_target(sources.drafter.name) or "")
-    gpu = None if mx.default_device() == mx.cpu else Gpu.of(chip)
+    gpu = Gpu.of(chip) if for_gpu else None
     return Plan(bind(pair.model), pair.drafter, gpu, length)
 
 

@@ -12,7 +12,7 @@ from ..targets.shape import TargetHead
 from .args import SLIDING, DrafterArgs
 from .context import BlockRows, Context, DrafterContext, KeysAndValues
 from .conv import GroupedDynamicConv
-from .logits import draft_logits
+from .logits import Process, draft_logits, transform
 from .proposal import Proposal, Proposer
 from .selector import CandidateSelector
 
@@ -202,10 +202,11 @@ class Drafter(nn.Module):
         temperature: float = 0.0,
         key: mx.array | None = None,
         on_block: Callable[[mx.array, mx.array], None] | None = None,
+        process: Process | None = None,
     ) -> Proposal:
         """Draft the tokens after the anchor; see :class:`Proposer` and :meth:`propose_rows`."""
-        rows = self.propose_rows(target, anchor, context, block_size, temperature, [key], on_block)
-        return rows[0]
+        options = block_size, temperature, [key], on_block, process
+        return self.propose_rows(target, anchor, context, *options)[0]
 
     def propose_rows(
         self,
@@ -216,15 +217,17 @@ class Drafter(nn.Module):
         temperature: float = 0.0,
         keys: Sequence[mx.array | None] = (),
         on_block: Callable[[mx.array, mx.array], None] | None = None,
+        process: Process | None = None,
     ) -> list[Proposal]:
         """Draft a block after each of several anchors [B] in one pass; a key for each.
 
-        ``on_block`` is called with hidden rows and logits before a path is chosen.
+        ``on_block`` is called with hidden rows and logits before a path is chosen; ``process``
+        is that of :meth:`choose`.
         """
         hidden, logits = self.run_block(target, anchors, context, block_size)
         if on_block is not None:
             on_block(hidden, logits)
-        return self.choose(anchors, hidden, logits, temperature, keys)
+        return self.choose(anchors, hidden, logits, temperature, keys, process)
 
     def run_block(
         self, target: TargetHead, anchors: mx.array, context: Context, block_size: int
@@ -257,21 +260,29 @@ class Drafter(nn.Module):
         logits: mx.array,
         temperature: float = 0.0,
         keys: Sequence[mx.array | None] = (),
+        process: Process | None = None,
     ) -> list[Proposal]:
-        """Choose draft tokens from the rows of :meth:`run_block`, for each anchor."""
+        """Choose draft tokens from the rows of :meth:`run_block`, for each anchor.
+
+        ``process`` changes transformed logits [B, L - 1, V] before the best are found.
+        """
         B, L, _ = hidden.shape
         if self.args.has_selector:
             uniforms = None
             if temperature > 0:
                 uniforms = mx.stack([mx.random.uniform(shape=(L,), key=key) for key in keys])
-            path = self.candidate_selector(anchors, hidden, logits, temperature, uniforms)
+            path = self.candidate_selector(anchors, hidden, logits, temperature, uniforms, process)
             drawn = (path.candidates, path.q) if temperature > 0 else ([None] * B,) * 2
             finite = _all_finite(path.unary.flatten(1))
+            if process is not None:
+                # Processed numbers are cut: there an infinite one does not show.
+                finite = finite & _all_finite(mx.max(logits, axis=-1))
             return [Proposal(*row) for row in zip(path.tokens, finite, *drawn, strict=True)]
         # Without a selector independent draws would not form a text: the best tokens do better.
-        tokens = mx.argmax(logits, axis=-1)
         finite = _all_finite(mx.max(logits, axis=-1))
-        return [Proposal(*row) for row in zip(tokens, finite, strict=True)]
+        if process is not None:
+            logits = process(transform(logits, self.args))
+        return [Proposal(*row) for row in zip(mx.argmax(logits, axis=-1), finite, strict=True)]
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""

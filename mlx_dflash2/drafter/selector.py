@@ -8,7 +8,7 @@ import mlx.nn as nn
 from ..kernels import pair_score, pair_walk
 from ..kernels.pair_score import PairInputs
 from .args import DrafterArgs
-from .logits import best_tokens
+from .logits import Process, best_tokens
 
 
 class Path(NamedTuple):
@@ -47,6 +47,7 @@ class CandidateSelector(nn.Module):
         logits: mx.array,
         temperature: float = 0.0,
         uniforms: mx.array | None = None,
+        process: Process | None = None,
     ) -> Path:
         """Choose a path.
 
@@ -56,8 +57,9 @@ class CandidateSelector(nn.Module):
             logits (mx.array): [B, L, V] of the head, raw.
             temperature (float): 0 takes the best step. Default: ``0.0``.
             uniforms (mx.array, optional): [B, L] in [0, 1), for a temperature above 0.
+            process (callable, optional): As for :func:`best_tokens`.
         """
-        unary, candidates = best_tokens(logits, self.args.selector_top_k, self.args)
+        unary, candidates = best_tokens(logits, self.args.selector_top_k, self.args, process)
         inputs = self.pair_inputs(anchor, hidden, candidates, unary)
         tokens, choices, q = pair_walk(inputs, temperature, uniforms)
         if inputs.candidates is not candidates:

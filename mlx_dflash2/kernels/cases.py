@@ -277,8 +277,12 @@ def _gated_delta_verify() -> Iterator[Case]:
         yield Case("gated_delta_verify", label, _delta(*shape), shape in real)
 
 
-def _matrix(M: int, K: int, N: int, group_size: int, bits: int, biased: bool) -> Callable:
-    def make(dtype: mx.Dtype) -> tuple:
+def quantized_matrix(
+    M: int, K: int, N: int, group_size: int, bits: int, biased: bool = False
+) -> Callable[[mx.Dtype], tuple[mx.array, Packed]]:
+    """Return what makes M rows and a quantized matrix [N, K]."""
+
+    def make(dtype: mx.Dtype) -> tuple[mx.array, Packed]:
         random = _Random(dtype, seed=M + N)
         weights = random.normal(N, K, dtype=mx.float32, scale=0.05)
         weight, *rest = mx.quantize(weights, group_size=group_size, bits=bits)
@@ -300,7 +304,7 @@ def _qmm_rows() -> Iterator[Case]:
     for shape in shapes + real:
         label = "M{} K{} N{} g{} b{}".format(*shape) + (" offset" if shape[-1] else "")
         # MLX's CPU backend adds up in the dtype of the rows.
-        yield Case("qmm_rows", label, _matrix(*shape), shape in real, plain_error=20.0)
+        yield Case("qmm_rows", label, quantized_matrix(*shape), shape in real, plain_error=20.0)
 
 
 def all_cases() -> list[Case]:

@@ -72,7 +72,7 @@ def _plan(
     omlx = OmlxVersion.find(args.omlx_version, args.url)
     omlx.check()
     target = find_target(args.model, _model_dirs(args, base), args.model_id)
-    drafter = find_drafter(args.draft_model)
+    drafter = find_drafter(args.draft_model, _model_dirs(args, base))
     pair = check_pair(target.folder or base, drafter)
     bits = args.draft_bits or ("none" if pair.drafter_quantized else "4")
     settings = model_settings(
@@ -125,8 +125,8 @@ def _check(args: argparse.Namespace) -> None:
         if not (on or args.model):
             raise ValueError(f"{path}: no model has DFlash on")
         omlx, chip = OmlxVersion.find(args.omlx_version, args.url), _chip(args)
-        drafter = find_drafter(args.draft_model) if args.draft_model else None
         dirs, wanted = _model_dirs(args, base), [args.model] if args.model else on
+        drafter = find_drafter(args.draft_model, dirs) if args.draft_model else None
         targets = [find_target(name, dirs, args.model_id) for name in wanted]
         names = [target.model_id for target in targets]
         for target in targets:

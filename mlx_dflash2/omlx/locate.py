@@ -183,9 +183,15 @@ def _snapshot(folder: Path) -> Path:
     )
 
 
-def find_drafter(drafter: str) -> Path:
-    """Find the real path, which means the same everywhere, of a folder or a repo on this disk."""
+def find_drafter(drafter: str, model_dirs: Sequence[Path] = ()) -> Path:
+    """Find the real path, which means the same everywhere, of a folder or a repo on this disk.
+
+    An ``owner/name`` may lie below one of oMLX's ``model_dirs``, or in the hub's cache.
+    """
     folder = Path(drafter).expanduser()
+    if not folder.is_dir() and is_repo_id(drafter):
+        below = [place / drafter for place in model_dirs]
+        folder = next((path for path in below if path.is_dir()), folder)
     if not folder.is_dir() and is_repo_id(drafter):
         # The hub's client takes longer to start than all the rest of the command.
         from huggingface_hub import snapshot_download

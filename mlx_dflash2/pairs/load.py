@@ -76,12 +76,16 @@ class Pair:
         return drafter
 
 
-def load_pair(sources: PairSources, *, lazy: bool = False, **load_kwargs: Any) -> Pair:
+def load_pair(
+    sources: PairSources, *, lazy: bool = False, for_gpu: bool | None = None, **load_kwargs: Any
+) -> Pair:
     """Read the weights of a pair, after all files of both have been checked.
 
     Args:
         sources (PairSources): From :func:`find_pair`.
         lazy (bool): Leave the weights unread until they are needed. Default: ``False``.
+        for_gpu (bool, optional): Read the drafter as it is on a GPU, or on the CPU backend.
+            Default: as the default device has it.
         load_kwargs: For the target, as for :func:`mlx_dflash2.load`.
 
     Raises:
@@ -89,10 +93,11 @@ def load_pair(sources: PairSources, *, lazy: bool = False, **load_kwargs: Any) -
         ValueError: if weights are damaged, or the drafter's do not match its config.
     """
     model, tokenizer, *_ = read_target(sources.target, lazy=True, **load_kwargs)
-    drafter = None
+    drafter, gpu = None, mx.default_device() == mx.gpu if for_gpu is None else for_gpu
     if sources.draft_model is not None:
-        bits = bits_at_load(sources.draft_bits, sources.draft_model)
-        drafter = read_drafter(sources.draft_model, bits=bits, dtype=device_dtype(), lazy=lazy)
+        bits = bits_at_load(sources.draft_bits, sources.draft_model, gpu)
+        dtype = None if gpu else device_dtype()
+        drafter = read_drafter(sources.draft_model, bits=bits, dtype=dtype, lazy=lazy)
     if not lazy:
         mx.eval(model.parameters())
     proposer = CopyProposer(drafter) if drafter is None or sources.copies else drafter

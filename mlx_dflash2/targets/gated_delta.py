@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import mlx.core as mx
@@ -61,18 +61,18 @@ class GatedDeltaRecord:
         conv_input: The rows that entered the convolution, after the window before them.
         inputs: Of the recurrence.
         state: The state before the pass; ``None`` for all zeros.
+        after: The state after all rows, where the pass computed it.
         kept: How many rows each sequence of the batch has kept.
         replayed: The state after those.
-        deferred: Whether the verify kernel ran, so that the next pass brings ``state`` up to date.
     """
 
     mixer: nn.Module
     conv_input: mx.array
     inputs: Recurrence
     state: mx.array | None
+    after: mx.array | None = None
     kept: Sequence[int] = ()
     replayed: mx.array | None = None
-    deferred: bool = False
 
     def replay(self, keep: int) -> tuple[mx.array, mx.array]:
         """Compute conv window and state after the first ``keep`` rows, without projections."""
@@ -90,11 +90,14 @@ class GatedDeltaRecord:
         return self.replayed
 
     def _after(self, keep: Sequence[int]) -> mx.array:
-        if self.deferred and self.state is not None:
-            # Mostly nobody asks for this state, so what counts is the time to build its graph.
-            kept, rows = mx.array(list(keep), mx.int32), self.rows
-            return gated_delta_verify.kernel(self.inputs.q, rows, self.state, rows, kept)[1]
-        most = max(keep)
+        most, rows = max(keep), self.inputs.q.shape[1]
+        if self.after is None:
+            # A single op, which the next verify pass does in passing: then nobody computes it.
+            kept = mx.array(list(keep), mx.int32)
+            past, state = self.rows, cast(mx.array, self.state)
+            return gated_delta_verify.kernel(self.inputs.q, past, state, past, kept)[1]
+        if min(keep) == rows:
+            return self.after
         mask = None
         if min(keep) < most:
             mask = mx.arange(most) < mx.array(list(keep))[:, None]
@@ -127,7 +130,6 @@ class GatedDeltaRecord:
         if not gated_delta_verify.runs_kernel(q, self.rows, state, past, kept):
             return None
         output, self.state = gated_delta_verify.kernel(q, self.rows, state, past, kept)
-        self.deferred = True
         return output
 
 
@@ -138,12 +140,12 @@ Records = WeakKeyDictionary[ArraysCache, GatedDeltaRecord]
 def run_mixer(
     mixer: nn.Module, rows: MixerRows, cache: ArraysCache, records: Records
 ) -> tuple[mx.array, GatedDeltaRecord]:
-    """Run a layer's mixer from its projected rows on.
+    """Run a layer's mixer from its projected rows on; the cache waits for the record's replay.
 
     Args:
         mixer (nn.Module): The layer's ``linear_attn``.
         rows (MixerRows): The projected rows.
-        cache (ArraysCache): The layer's conv window and state, updated in place.
+        cache (ArraysCache): The layer's conv window and state before the rows.
         records (Records): The target's.
 
     Returns:
@@ -155,7 +157,6 @@ def run_mixer(
     if conv_state is None:
         conv_state = mx.zeros((B, mixer.conv_kernel_size - 1, mixer.conv_dim), dtype=qkv.dtype)
     conv_input = mx.concatenate([conv_state, qkv], axis=1)
-    cache[0] = mx.contiguous(conv_input[:, -(mixer.conv_kernel_size - 1) :])
     conv_output = nn.silu(mixer.conv1d(conv_input))
     q, k, v = mx.split(conv_output, [mixer.key_dim, 2 * mixer.key_dim], axis=-1)
     q = q.reshape(B, L, mixer.num_k_heads, mixer.head_k_dim)
@@ -166,8 +167,7 @@ def run_mixer(
     record = GatedDeltaRecord(mixer, conv_input, inputs, state)
     output = record.verify(records.get(cache))
     if output is None:
-        output, cache[1] = inputs.run(mixer, state)
+        output, record.after = inputs.run(mixer, state)
     else:
-        _, cache[1] = record.replay(L)
         records[cache] = record
     return mixer.out_proj(mixer.norm(output, z).reshape(B, L, -1)), record

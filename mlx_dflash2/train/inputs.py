@@ -63,12 +63,12 @@ class Inputs:
     @property
     def data_folder(self) -> Path:
         """The folder of the texts."""
-        return Path(self.args.data) if self.args.data else self.folder / "data"
+        return Path(self.args.data).expanduser() if self.args.data else self.folder / "data"
 
     @property
     def taps_folder(self) -> Path:
         """The folder of cached taps."""
-        return Path(self.args.taps) if self.args.taps else self.folder / "taps"
+        return Path(self.args.taps).expanduser() if self.args.taps else self.folder / "taps"
 
     def chats(self, split: str) -> list[Chat]:
         """Read the prompts of ``train`` or ``held_out``."""

@@ -163,7 +163,9 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """
     defaults = vars(setup_arg_parser().parse_args([]))
     command = _given(_without_defaults(defaults).parse_args(argv))
-    given = _read_config(Path(command["config"]), defaults) if "config" in command else {}
+    given = (
+        _read_config(Path(command["config"]).expanduser(), defaults) if "config" in command else {}
+    )
     given |= command
     args = argparse.Namespace(**defaults | given, given=frozenset(given) - {"stage"})
     for stage in args.stage:

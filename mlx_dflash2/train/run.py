@@ -7,6 +7,7 @@ import mlx.core as mx
 
 from ..checkpoint.load import UNQUANTIZED, device_dtype, load_drafter
 from ..checkpoint.save import config_of
+from ..cli.outputs import check_folder
 from ..drafter.fit import check_fit
 from ..evaluation.prompts import encode
 from . import export
@@ -68,6 +69,9 @@ class Run:
             self.training.saved()
         args = self.args
         check_ranges(args)
+        check_folder(self.folder, "`output_path`")
+        if "taps" in stages and not args.no_cache:
+            check_folder(self.inputs.taps_folder, "`taps`")
         if args.data and args.own_prompts:
             raise ValueError(
                 f"`own_prompts` is {args.own_prompts} but `data` names the texts; leave one out."
@@ -130,6 +134,7 @@ class Run:
         size = 2 * len(corpus.tokens) * target.shape.hidden_size * (len(ids) + soft)
         place = self.inputs.taps_folder
         note(f"taps: {len(corpus.tokens)} tokens take {size / 1e9:.2f} GB in {place}.")
+        check_folder(place, "`taps`", size - sum(f.stat().st_size for f in place.glob("taps-*")))
         known = {"model": self.inputs.name, "dequantize": args.dequantize}
         share = self.group.rank(), self.group.size()
         write_taps(target, corpus, ids, place, final=soft, share=share, **known)

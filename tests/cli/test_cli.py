@@ -72,7 +72,7 @@ def test_stdout_is_the_text_alone(invoke, saved_pair):
     assert (status, out) == (0, expected + "\n")
     lines = err.splitlines()
     assert any(line.startswith("Generation: 9 tokens") for line in lines)
-    assert any("block 4, verify width 4" in line for line in lines)
+    assert any("block 4, verify width 16" in line for line in lines)
     assert invoke(*args, "--verbose", "F") == (0, expected + "\n", "")
     _, out, err = invoke(*args, "--block-size", "3", "--verify-width", "2")
     assert out == expected + "\n" and "block 3, verify width 2" in err

@@ -18,6 +18,7 @@ from mlx_dflash2.benchmark import command as benchmark
 from mlx_dflash2.checkpoint.dense import make_dense
 from mlx_dflash2.checkpoint.save import save_drafter as write_drafter
 from mlx_dflash2.cli import dense
+from mlx_dflash2.copies import without_copies
 from mlx_dflash2.doctor import command as doctor
 from mlx_dflash2.train.inputs import Inputs
 from mlx_dflash2.train.options import parse
@@ -45,7 +46,7 @@ def answer(monkeypatch, invoke, quantized_folder):
     models, stream = [], generate.stream_text
 
     def seen(model, tokenizer, prompt, draft_model, *args, **options):
-        models.append((model, draft_model))
+        models.append((model, without_copies(draft_model)))
         return stream(model, tokenizer, prompt, draft_model, *args, **options)
 
     monkeypatch.setattr(generate, "stream_text", seen)

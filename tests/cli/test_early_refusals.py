@@ -21,7 +21,7 @@ OPTIONS = {
     "--seed -1": "--seed is -1 but has to be",
     "--stop ": "--stop holds '' but has to hold",
     "--block-size 99": "--block-size is 99 .* 1 to 4",
-    "--verify-width 0": "--verify-width is 0 .* from 1 to the block of 4",
+    "--verify-width 0": "--verify-width is 0 .* from 1 to 16, as many as are copied",
 }
 
 

@@ -67,6 +67,17 @@ def test_plan_reads_no_weights(folders, monkeypatch, capsys):
     assert lines[-1].startswith("verdict: ") and "verify width" in lines[-1]
 
 
+def test_a_round_on_every_chip(folders, monkeypatch, capsys):
+    lines = main(
+        monkeypatch, capsys, "--model", folders[0], "--draft-model", folders[1], "--chips",
+        "--acceptance-length", "4",
+    )  # fmt: skip
+    assert "not measured" in lines[0] and [line.split(":")[0] for line in lines[1:4]] == [
+        "M1", "M1 Pro", "M1 Max",
+    ]  # fmt: skip
+    assert all("with this package's" in line and "tokens/s" in line for line in lines[1:])
+
+
 def test_unknown_chips_need_a_bandwidth(folders, monkeypatch, capsys):
     lines = main(monkeypatch, capsys, "--model", folders[0], "--draft-model", folders[1])
     assert any("give --bandwidth" in line for line in lines)
@@ -93,6 +104,7 @@ def test_pairs_that_do_not_fit_are_refused_in_one_line(folders, monkeypatch, cap
         (["--kernels", "--trace"], "--trace has no effect with --kernels"),
         (["--trace", "--context", "9"], "--context has an effect only with a pair"),
         (["--trace", "--anchors", "0"], "--anchors is 0"),
+        (["--chips"], "--chips has an effect only with a pair"),
         (["--race", "--trace"], "--trace has no effect with --race"),
         (["--kernels", "--race"], "--race has no effect with --kernels"),
         (["--race", "--context", "9"], "--context has an effect only with a pair"),

@@ -103,15 +103,8 @@ def instrument(text: str) -> tuple[str, list[dict[str, int]]]:
 def _shim_locations(text: str) -> set[str]:
     """Numbers of debug locations in the launcher and where values are exchanged between lanes."""
     files = set(re.findall(r'^!(\d+) = !DIFile\(filename: "[^"]*/simd\.h"', text, re.M))
-    scopes = {
-        number
-        for number, file in re.findall(
-            r"^!(\d+) = (?:distinct )?!DI(?:Subprogram|LexicalBlock\w*)\(.*?file: !(\d+)",
-            text,
-            re.M,
-        )
-        if file in files
-    }
+    scoped = r"^!(\d+) = (?:distinct )?!DI(?:Subprogram|LexicalBlock\w*)\(.*?file: !(\d+)"
+    scopes = {number for number, file in re.findall(scoped, text, re.M) if file in files}
     places = re.findall(r"^!(\d+) = (?:distinct )?!DILocation\(.*?scope: !(\d+)", text, re.M)
     # The launcher is the bench's own, too.
     launcher = re.search(r'^!(\d+) = .*DISubprogram\(name: "msl_entry"', text, re.M)
@@ -135,7 +128,7 @@ def _some_location(lines: list[str], index: int) -> str:
 
 
 def _count(line: str, block: dict[str, int], own: bool) -> None:
-    """Count an instruction; of those not the kernel's ``own`` only calls of the runtime."""
+    """Count an instruction; where it is not the kernel's ``own`` only a call of the runtime."""
     match = _INSTRUCTION.match(line)
     if not match:
         return

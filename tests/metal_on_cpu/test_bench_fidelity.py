@@ -1,29 +1,20 @@
 """Kernels that MLX and mlx-lm ship, taken from the installed wheels: right results, no findings."""
 
-import re
 from functools import partial
 
 import mlx.core as mx
 import numpy as np
 import pytest
 
+from mlx_dflash2.kernels.cases import all_cases
+
 from . import BenchKernel, Schedule
-from .compiler import KERNELS, mlx_include
 from .running import reload
+from .stock import published, qmv_wide
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}
 SCHEDULES = [Schedule(seed=1), Schedule("reverse"), Schedule(seed=2, preempt=20, reduce_order=5)]
-
-
-def published(name):
-    """A header of MLX's kernels, made callable: function constants are off, nothing is a kernel."""
-    text = (mlx_include() / KERNELS / name).read_text()
-    text = re.sub(
-        r"constant (\w+) (\w+) \[\[function_constant\(\d+\)\]\];", r"constant \1 \2 = 0;", text
-    )
-    text = re.sub(r"\[\[[^\]]*\]\]", "", text)
-    return text.replace("constant int& axis_size", "const constant int& axis_size")
 
 
 def assert_close(out, expected):
@@ -124,3 +115,14 @@ def test_gated_delta_of_mlx_lm(metal_cpu, monkeypatch):
         assert mx.array_equal(a, b).item()
         np.testing.assert_allclose(np.array(a), np.array(c), atol=1e-5)
     assert len(metal_cpu.launched) == 2
+
+
+@pytest.mark.parametrize(
+    "shape", ["M5 K1024 N16 g64 b4", "M8 K512 N40 g64 b4", "M6 K320 N19 g64 b8"]
+)
+def test_products_of_a_few_rows(launch, shape):
+    launch.lint_header = False
+    case = next(c for c in all_cases() if c.kernel == "qmm_rows" and c.shape.startswith(shape))
+    x, matrix = case.make(mx.float32)
+    (expected,) = case.expected((x, matrix._replace(offset=None)))
+    assert_close(qmv_wide(x, matrix), mx.array(expected.astype(np.float32)))

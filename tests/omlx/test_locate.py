@@ -249,3 +249,8 @@ def test_keys_that_are_not_known_here_are_named_and_nothing_is_predicted():
     source = OmlxVersion("0.6.4", "x", frozenset({"dflash_max_concurrent", "temperature"}))
     assert source.notes({"dflash_max_concurrent": 4, "temperature": 1}, "qwen3_5") == []
     assert "typo" in source.notes({"typo": 4}, "qwen3_5")[0]
+
+
+def test_a_drafter_below_the_model_directories(tmp_path):
+    made = make_folder(tmp_path / "models" / "z-lab" / "Tiny-DFlash2", DRAFTER_CONFIG)
+    assert find_drafter("z-lab/Tiny-DFlash2", [tmp_path / "none", tmp_path / "models"]) == made

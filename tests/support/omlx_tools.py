@@ -20,7 +20,12 @@ DRAFTER = "/models/z-lab/Qwen3.8-Tiny-DFlash2"
 TARGET_CONFIG = {
     "model_type": "qwen3_5",
     "quantization": {"group_size": 64, "bits": 4},
-    "text_config": {"hidden_size": 64, "vocab_size": 512, "num_hidden_layers": 8},
+    "text_config": {
+        "hidden_size": 64,
+        "vocab_size": 512,
+        "num_hidden_layers": 8,
+        "head_dim": 16,
+    },
 }
 DRAFTER_CONFIG = drafter_config(target_layer_ids=[1, 4, 5, 6]) | {"num_target_layers": 8}
 

@@ -7,6 +7,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.lora import LoRAEmbedding, LoRALinear
 from support.tiny import CONFIGS, DENSE, VOCAB, cache_arrays, make_model
 
+from mlx_dflash2.decode.rollback import Transaction
 from mlx_dflash2.targets import bind, supported_targets
 
 FORMATS = {
@@ -38,7 +39,9 @@ def test_forward_is_the_models_own(kind, form):
     for step, length in enumerate((13, 5, 1, 9)):
         tokens = mx.random.randint(0, 32, (1, length))
         taps = layers if step % 2 else ()
+        transaction = Transaction(ours, length)
         out = target.forward(tokens, ours, tap_layers=taps, record=bool(step % 2))
+        transaction.commit([length], out.records)
         assert mx.array_equal(target.logits(out.hidden), model(tokens, cache=theirs)).item()
         assert_same_caches(ours, theirs)
         if taps:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import mlx.core as mx
 
@@ -74,22 +74,28 @@ def propose_rows(
     contexts: Sequence[Any],
     block_size: int,
     judges: Sequence[Judge],
+    histories: Sequence[mx.array | None],
     clock: Clock | None = None,
 ) -> list[Proposal]:
     """Draft a block for each of several sequences, in the order of their anchors [B].
 
-    Sequences of one temperature share a pass of the drafter.
+    Sequences of one temperature share a pass of the drafter. Our own drafter is told what the
+    judges' processors make of its logits.
     """
     timed: dict[str, Any] = {}
     if clock is not None and isinstance(proposer, Drafter):
         timed["on_block"] = partial(clock.lap, DRAFT)
+    processed = _Processed(judges, histories, target.vocab_size)
     if len(judges) == 1 or not takes_batches(proposer):
         return [
             proposer.propose(
-                target, anchor, context, block_size, judge.temperature, judge.draft_key(), **timed
+                target, anchor, context, block_size, judge.temperature, judge.draft_key(),
+                **timed, **(processed.rows([b]) if isinstance(proposer, Drafter) else {}),
             )
-            for anchor, context, judge in zip(_each(anchors), contexts, judges, strict=True)
-        ]
+            for b, (anchor, context, judge) in enumerate(
+                zip(_each(anchors), contexts, judges, strict=True)
+            )
+        ]  # fmt: skip
     proposals: dict[int, Proposal] = {}
     for temperature in {judge.temperature for judge in judges}:
         rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
@@ -101,9 +107,36 @@ def propose_rows(
             temperature,
             [judges[b].draft_key() for b in rows],
             **timed,
+            **processed.rows(rows),
         )
         proposals |= dict(zip(rows, found, strict=True))
     return [proposals[b] for b in range(len(judges))]
+
+
+class _Processed(NamedTuple):
+    """What the processors of some sequences make of the drafter's logits."""
+
+    judges: Sequence[Judge]
+    histories: Sequence[mx.array | None]
+    vocab_size: int
+
+    def rows(self, which: Sequence[int]) -> dict[str, Any]:
+        """The argument of :meth:`Drafter.propose` for these rows; none if nothing is processed."""
+        if not any(self.judges[b].pure for b in which):
+            return {}
+        return {"process": partial(self._process, which)}
+
+    def _process(self, which: Sequence[int], logits: mx.array) -> mx.array:
+        size = logits.shape[-1]
+        padding = [(0, 0), (0, self.vocab_size - size)]
+        rows = list(logits)
+        for row, b in enumerate(which):
+            judge, history = self.judges[b], self.histories[b]
+            if judge.pure and history is not None:
+                # Processors name ids of the whole vocabulary.
+                wide = mx.pad(rows[row], padding, constant_values=-mx.inf)
+                rows[row] = judge.process_drafts(wide, history)[:, :size]
+        return mx.stack(rows)
 
 
 def _each(anchors: mx.array) -> list[mx.array]:
