@@ -67,7 +67,8 @@ def overhead(trials: int, tokens: int) -> None:
     pair, wall, used = server.provider.pair, [], []
     for trial in range(trials):
         # A prompt that nothing is cached of but the template's first words.
-        messages = [user(f"{trial}: tell me about {TOPICS[trial % len(TOPICS)]}.")]
+        system = {"role": "system", "content": f"{trial}. You are a helpful assistant."}
+        messages = [system, user(f"Tell me about {TOPICS[trial % len(TOPICS)]}.")]
         ids = pair.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, return_dict=False
         )
@@ -82,6 +83,7 @@ def overhead(trials: int, tokens: int) -> None:
         def request(messages: list[Any] = messages, said: dict[str, str] = said) -> None:
             answer = server.ask(messages, max_tokens=tokens)
             said["server"] = answer["choices"][0]["message"]["content"]
+            assert answer["timings"]["cache_n"] < 8
 
         calls = [library, request] if trial % 2 else [request, library]
         found = {call.__name__: timed(call) for call in calls}

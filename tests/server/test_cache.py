@@ -4,12 +4,14 @@ import copy
 
 import mlx.core as mx
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
 from support.saved_models import save_drafter, save_target
 from support.serving import Served, chat, save_thinking_pair
-from support.tiny import DENSE, HYBRID, SLIDING, drafter_config
+from support.tiny import DENSE, HYBRID, SLIDING, drafter_config, make_drafter, make_model
 
+from mlx_dflash2.copies import CopyProposer
 from mlx_dflash2.decode.batch.decoder import BatchDecoder
+from mlx_dflash2.server.store import PromptStore
 
 KINDS = (DENSE, HYBRID, SLIDING)
 SYSTEM = {"role": "system", "content": "Be kind and brief, and never say anything about the sea."}
@@ -220,3 +222,19 @@ def test_running_answers_count_among_the_bytes(model_folders):
             patch.setattr(BatchDecoder, "step", lambda self: (numbers.append(len(lru)), step(self)))
             server.ask(chat("third", max_tokens=5))
         assert numbers[0] == 2 and set(numbers[1:]) == {1}
+
+
+def test_copies_go_on_from_a_stored_prompt():
+    """The text that was cached can be copied from, beside the drafter's own context."""
+    store = PromptStore(LRUPromptCache(4), "pair")
+    model, tokens = make_model(DENSE), list(range(3, 12))
+    caches = make_prompt_cache(model)
+    model(mx.array([tokens]), caches)
+    drafter = make_drafter()
+    inner = drafter.make_context()
+    store.keep(tokens, caches, inner, "user", own=True)
+    session, count = store.fetch([*tokens, 5])
+    assert count == len(tokens)
+    context = session.context_for(CopyProposer(drafter))
+    assert context.index.tokens == tokens and context.position == count
+    assert session.context_for(drafter) is context.inner
