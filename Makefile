@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow mutants lint bench kernels wheel clean
+.PHONY: demo test test-slow mutants lint bench results docs kernels wheel clean
 
 demo: .venv/installed ; $(BIN)/python -m mlx_dflash2.demo
 test: .venv/installed ; $(BIN)/python -m pytest -n auto --durations=15
@@ -11,7 +11,18 @@ test-slow: .venv/installed
 	$(BIN)/python -m pip install --quiet --no-deps dflash==0.1.0
 	$(BIN)/python -m pytest -m slow --durations=15
 lint: .venv/installed ; $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy && $(BIN)/mypy --strict examples
-bench: .venv/installed ; $(BIN)/python -m mlx_dflash2.benchmark --limit 1 --max-tokens 12 --verify-widths 4 --no-selector --json examples/results/embedded_pair.json --plots examples/results
+# About five minutes on two cores; results go to build/bench.
+bench: .venv/installed
+	@mkdir -p build/bench
+	$(BIN)/python -m mlx_dflash2.benchmark --max-tokens 64 --temps 0 --copy-drafts with --json build/bench/results.json --plots build/bench
+# Renews the tracked results, and the tables that the documentation shows of them.
+results: .venv/installed
+	$(BIN)/python -m mlx_dflash2.benchmark --max-tokens 64 --temps 0 1 --copy-drafts off with --suites built-in --json examples/results/embedded_pair.json --plots docs/pictures
+	$(BIN)/python -m mlx_dflash2.benchmark --max-tokens 64 --temps 0 --copy-drafts off with only --suites editing reading --json examples/results/copies.json
+	$(BIN)/python tools/insert_results.py
+docs: .venv/installed
+	$(BIN)/python -m pip install --quiet '.[docs]'
+	$(BIN)/python -m mkdocs build --strict
 mutants: .venv/installed ; $(BIN)/python tools/mutants.py
 kernels: .venv/installed ; $(BIN)/python tools/launches.py && $(BIN)/python tools/kernel_counts.py
 wheel: .venv/installed ; $(BIN)/python -m hatchling build -t sdist -t wheel -d dist

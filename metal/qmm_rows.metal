@@ -1,8 +1,8 @@
 // qmm_rows: y = x w^T for a few rows of x and weights in MLX's affine layout. Each weight is read and
 // unpacked once for all rows.
 //
-// inputs    x [M, K] T; w [N, K * BITS / 32] uint; scales, biases [N, K / GS] T; offset [N] T
-// output    y [M, N] T, plus offset [N] where BIASED
+// inputs    x [..., K] T, M rows; w [N, K * BITS / 32] uint; scales, biases [N, K / GS] T; offset [N] T
+// output    y [..., N] T, plus offset [N] where BIASED
 // template  T, M, BITS (4 or 8), GS (32, 64 or 128, divides K), ROWS (weight rows a lane), S
 //           (simdgroups that share K), BIASED
 // launch    grid (32 * S * ceil(N / (4 * ROWS)), 1, 1), threadgroup 32 * S
@@ -13,7 +13,7 @@
     const uint lane = thread_index_in_simdgroup;
     const uint group = simdgroup_index_in_threadgroup;
     const uint k_lane = lane % KL;
-    const uint K = x_shape[1];
+    const uint K = w_shape[1] * EACH;
     const uint N = w_shape[0];
     const uint tile = threadgroup_position_in_grid.x * TILE;
     const uint first = lane / KL * ROWS;

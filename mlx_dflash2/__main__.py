@@ -3,6 +3,7 @@
 import sys
 
 from ._version import __version__
+from .cli.versions import tell_versions
 
 COMMANDS = {
     "generate": "answer a prompt",
@@ -10,6 +11,7 @@ COMMANDS = {
     "server": "serve a pair behind OpenAI's API",
     "demo": "try the embedded pair: tokens and speed beside plain mlx-lm",
     "benchmark": "compare ways of decoding: speed, acceptance, tokens",
+    "cache_prompt": "process a long prompt once, for many answers",
     "doctor": "describe this machine; tell whether a pair fits and what it brings",
     "convert": "write a drafter in MLX format, quantized or not",
     "train": "train a drafter for a target",
@@ -20,7 +22,7 @@ COMMANDS = {
 
 def usage() -> str:
     """Return how to use the command: a line for each of its commands."""
-    lines = [f"  {name:<10} {purpose}" for name, purpose in COMMANDS.items()]
+    lines = [f"  {name:<12} {purpose}" for name, purpose in COMMANDS.items()]
     first = "usage: mlx_dflash2 COMMAND ..., or mlx_dflash2 --version"
     return "\n".join([first, "", *lines, "", "Each command has --help."])
 
@@ -40,6 +42,7 @@ def main() -> None:
     name = sys.argv.pop(1) if len(sys.argv) > 1 else None
     if name == "--version":
         print(__version__)
+        tell_versions()
     elif name in ("-h", "--help"):
         print(usage())
     elif name in COMMANDS:

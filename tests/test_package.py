@@ -11,7 +11,9 @@ import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
+from mlx_lm.generate import generation_stream
 
 import mlx_dflash2
 from mlx_dflash2.pairs.known import DRAFTERS
@@ -218,3 +220,6 @@ def test_float32_is_float32_in_the_tests():
     text = (Path(__file__).parent / "conftest.py").read_text()
     assert "MLX_ENABLE_TF32" in os.environ
     assert text.index('"MLX_ENABLE_TF32"') < text.index("import mlx")
+    # mlx-lm's stream is the CPU's, too.
+    assert text.index("set_default_device(mx.cpu)") < text.index("import mlx_lm")
+    assert generation_stream.device == mx.cpu == mx.default_device()

@@ -22,7 +22,6 @@ from mlx_dflash2.drafter.model import Drafter
 from mlx_dflash2.drafter.variants import parameters, without_selector
 from mlx_dflash2.evaluation.plots import line_plot
 from mlx_dflash2.evaluation.prompts import Prompt, encode
-from mlx_dflash2.train.chain import Chain, chain
 from mlx_dflash2.train.corpus import Corpus
 from mlx_dflash2.train.data import write_answers
 from mlx_dflash2.train.evaluate import acceptance, answer_prompts, interval
@@ -30,6 +29,7 @@ from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.prompts import built_in
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.taps import CachedTaps, write_taps
+from tools.chain import Chain, chain
 
 RESULTS = Path(__file__).parents[1] / "examples" / "results"
 # The selector's loss reaches no other weights, but for the norm that all gradients are clipped by:

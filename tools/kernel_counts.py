@@ -22,7 +22,7 @@ from mlx_dflash2.kernels import cases, qmm_rows
 from mlx_dflash2.kernels._common import LIBRARY
 from tests.metal_on_cpu import BenchKernel, Launch, launch_with
 from tests.metal_on_cpu.counts import Counts
-from tests.metal_on_cpu.stock import qmv_wide
+from tests.metal_on_cpu.stock import qmv, qmv_wide, sdpa_vector
 
 # A few weight rows stand for all: what a weight costs does not depend on their number.
 K, N, GROUP = 5120, 64, 64
@@ -46,6 +46,13 @@ def items() -> Iterator[Item]:
         label = f"{rows} rows, {bits} bits, K {K}"
         yield Item(f"qmm_rows {label}", "weight", K * N, ours, partial(_run, qmm_rows.kernel, make))
         yield Item(f"MLX's qmv_wide {label}", "weight", K * N, stock, partial(_run, qmv_wide, make))
+    one = partial(cases.quantized_matrix(1, K, N, GROUP, 4), mx.bfloat16)
+    label = f"MLX's qmv 1 row, 4 bits, K {K}"
+    yield Item(label, "weight", K * N, 5.1, partial(_run, qmv, one))
+    heads, keys, size = 6, 1024, 256
+    label = f"MLX's sdpa_vector 1 row, {heads} heads, {keys} keys of {size}"
+    run = partial(_run, sdpa_vector, partial(_attention, heads, keys, size))
+    yield Item(label, "head's number", heads * keys * size, 10.3, run)
     for label, unit, units, most in (
         ("gated_delta_verify[B1 T8 P8 Hk16 Hv48 Dk128 Dv128]", "state number", 48 * 128 * 128, 182),
         ("grouped_conv[B1 L8 H5120 G320 K2]", "number", 8 * 5120, 31),
@@ -56,6 +63,11 @@ def items() -> Iterator[Item]:
         case = next(case for case in cases.all_cases() if str(case) == label)
         run = partial(_run, case.forms()[0], partial(case.make, mx.bfloat16))
         yield Item(label, unit, units, most, run)
+
+
+def _attention(heads: int, keys: int, size: int) -> tuple[mx.array, ...]:
+    shapes = [(1, heads, 1, size), (1, 1, keys, size), (1, 1, keys, size)]
+    return tuple(mx.random.normal(shape).astype(mx.bfloat16) for shape in shapes)
 
 
 def _run(form: Callable, make: Callable[[], tuple]) -> None:

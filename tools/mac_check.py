@@ -48,6 +48,9 @@ def steps(model: str | None) -> Iterator[Step]:
     if model:
         yield Step("plain", plain, 120)
     yield Step("adaptive", generate, 120)
+    # Its last table audits every answer against plain mlx-lm's.
+    audit = ["--limit", "1", "--max-tokens", "48", "--verify-widths", "4", "8"]
+    yield Step("benchmark", [python, "-m", "mlx_dflash2.benchmark", *chosen, *audit], 300)
     for width in WIDTHS:
         for extra in ([], ["--no-kernels"]):
             command = [*generate, "--verify-width", str(width), *extra]

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
 import mlx.nn as nn
@@ -28,6 +29,7 @@ from .arms import BenchSettings, make_arms
 from .compare import compare
 from .file import FORMAT, KIND, read, unfinished, write
 from .measure import Bench, Sample
+from .quick import Lengths, Speed, measure
 from .report import report
 from .results import audits, figures, models_of, prepare_drafters
 from .tables import Part, markdown, terminal
@@ -49,8 +51,30 @@ def main(args: argparse.Namespace) -> None:
     """Run the command, or `compare`."""
     if hasattr(args, "first"):
         print(compare(read(args.first), read(args.second)))
+    elif args.quick:
+        _measure_quickly(args)
     else:
         _measure(args)
+
+
+def _measure_quickly(args: argparse.Namespace) -> None:
+    """Print a line for each trial, and the medians, as mlx_lm.benchmark does."""
+    sources = find_pair(
+        args.model, args.draft_model, revision=args.revision, copy_drafts=args.copy_drafts[0]
+    )
+    pair, trials = read_pair(sources, args), args.num_trials
+    lengths = Lengths(args.prompt_tokens, args.generation_tokens, args.batch_size)
+    step, pairs = prefill_step_size(args.prefill_step_size), []
+    with _progress(2 * (trials + 1)) as progress:
+        for number, speeds in enumerate(measure(pair, lengths, trials, step, progress), start=1):
+            pairs.append(speeds)
+            for name, speed in zip(("plain", "drafts"), speeds, strict=True):
+                note(f"Trial {number}, {name}:  {speed}")
+    plain, drafted = (
+        Speed(*map(median, zip(*arm, strict=True))) for arm in zip(*pairs, strict=True)
+    )
+    print(f"Medians, plain:  {plain}\nMedians, drafts:  {drafted}")
+    print(f"Drafts decode {drafted.generation_tps / plain.generation_tps:.2f} times as fast.")
 
 
 def _measure(args: argparse.Namespace) -> None:
@@ -70,6 +94,8 @@ def _measure(args: argparse.Namespace) -> None:
         args.no_selector,
         args.dense,
     )
+    for drafter in drafters.values():
+        drafter.frequent_tokens = pair.drafter.frequent_tokens
     longest = max(drafter.block_size for drafter in drafters.values())
     if args.recall and args.max_tokens < longest:
         raise ValueError(
@@ -151,6 +177,7 @@ def _model_changes(args: argparse.Namespace) -> dict[str, Any]:
         else fingerprint(user_path(adapter), "adapter_config.json"),
         "quantize_activations": args.quantize_activations or None,
         "dense": args.dense or None,
+        "draft_vocab": args.draft_vocab,
         "extra_eos_token": list(args.extra_eos_token) or None,
         "num_draft_tokens": (args.num_draft_tokens or 3) if args.draft_lm else None,
     }

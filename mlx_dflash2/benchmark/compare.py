@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .file import differences
+from .file import FIGURES, differences
 from .report import number
 from .tables import Part, Table, markdown
 
@@ -17,9 +17,9 @@ SAME = (
     ("settings", "adapter"),
     ("settings", "quantize_activations"),
     ("settings", "dense"),
+    ("settings", "draft_vocab"),
     ("settings", "extra_eos_token"),
 )
-FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")
 
 
 def compare(first: dict[str, Any], second: dict[str, Any]) -> str:

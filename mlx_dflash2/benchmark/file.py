@@ -9,6 +9,8 @@ from typing import Any
 KIND, FORMAT = "mlx_dflash2.benchmark", 2
 # What has to be equal for a run to go on.
 PLAN = ("environment", "models", "prompts", "settings")
+# Numbers of each arm that are compared.
+FIGURES = ("acceptance_pooled", "decode_tps", "total_tps", "prompt_tps", "speedup", "memory")
 
 
 def read(path: str | Path) -> dict[str, Any]:
@@ -25,6 +27,13 @@ def read(path: str | Path) -> dict[str, Any]:
     kind = (results.get("kind"), results.get("format")) if isinstance(results, dict) else None
     if kind != (KIND, FORMAT):
         raise ValueError(f"{path} does not hold results of {KIND}, format {FORMAT}.")
+    for part in (*PLAN, "overall"):
+        if not isinstance(results.get(part), dict):
+            raise ValueError(f"{path} has no `{part}` of results.")
+    for arm, figures in results["overall"].items():
+        found = [figures.get(name) for name in FIGURES] if isinstance(figures, dict) else [""]
+        if not all(value is None or type(value) in (int, float) for value in found):
+            raise ValueError(f"{path} has figures of `{arm}` that are not numbers.")
     return results
 
 
@@ -41,7 +50,7 @@ def unfinished(path: Path | None, plan: dict[str, Any]) -> list[dict[str, Any]]:
     if path is None or not path.exists():
         return []
     found = read(path)
-    if found["complete"]:
+    if found.get("complete") is not False:
         return []
     for name, old, new in differences(found, json.loads(json.dumps(plan)), PLAN):
         raise ValueError(

@@ -3,7 +3,11 @@
 import argparse
 from collections.abc import Sequence
 
-from ..cli.arguments import add_draft_model_argument, add_model_arguments
+from ..cli.arguments import (
+    add_draft_model_argument,
+    add_draft_vocab_argument,
+    add_model_arguments,
+)
 from ..cli.options import Option, Range, add_options, check_ranges, flag
 from ..cli.outputs import check_file, check_folder, user_path
 from ..cli.parser import Parser
@@ -11,6 +15,7 @@ from ..decode.defaults import COPY_DRAFTS, CPU_PREFILL_STEP_SIZE, PREFILL_STEP_S
 from ..evaluation.prompts import PACKAGED, SUITES
 
 MAX_TOKENS = 128
+QUICK_DEFAULTS = {"prompt_tokens": 512, "generation_tokens": 128, "batch_size": 1, "num_trials": 5}
 _COUNT = Range(1)
 # fmt: off
 _OPTIONS = (
@@ -45,6 +50,12 @@ _OPTIONS = (
     Option("json", user_path, None, None, "Write all results to this file"),
     Option("plots", user_path, None, None, "Write plots into this folder"),
 )
+_QUICK = (
+    Option("prompt_tokens", int, None, _COUNT, "Length of prompt (default: 512)", "-p"),
+    Option("generation_tokens", int, None, _COUNT, "Length of completion (default: 128)", "-g"),
+    Option("batch_size", int, None, _COUNT, "Prompts side by side (default: 1)", "-b"),
+    Option("num_trials", int, None, _COUNT, "Number of timing trials (default: 5)", "-n"),
+)
 # fmt: on
 
 
@@ -56,7 +67,10 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     )
     add_model_arguments(parser)
     add_draft_model_argument(parser)
-    add_options(parser, _OPTIONS)
+    add_draft_vocab_argument(parser)
+    quick = "quick: speed with and without drafts, as mlx_lm.benchmark measures it"
+    add_options(parser.add_argument_group(quick), _QUICK)
+    add_options(parser.add_argument_group("arms, prompts and results"), _OPTIONS)
     return parser
 
 
@@ -77,8 +91,25 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if argv[:1] == ["compare"]:
         return setup_compare_parser().parse_args(argv[1:])
     args = setup_arg_parser().parse_args(argv)
-    _check(args)
+    args.quick = any(getattr(args, option.name) is not None for option in _QUICK)
+    check_ranges(args, (*_OPTIONS, *_QUICK))
+    if args.quick:
+        _check_quick(args)
+    else:
+        _check(args)
     return args
+
+
+def _check_quick(args: argparse.Namespace) -> None:
+    """Refuse what the quick measurement does not use, and fill in its defaults."""
+    for name, _, default, *_ in _OPTIONS:
+        if name not in ("prefill_step_size", "copy_drafts") and getattr(args, name) != default:
+            raise ValueError(f"{flag(name)} has no effect with -p, -g, -b or -n.")
+    for name, default in QUICK_DEFAULTS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, default)
+    if len(args.copy_drafts) > 1:
+        raise ValueError("--copy-drafts takes one value with -p, -g, -b or -n.")
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -92,7 +123,6 @@ def _check(args: argparse.Namespace) -> None:
     }.items():
         if getattr(args, name) and not used:
             raise ValueError(f"{flag(name)} has an effect only with {needed}.")
-    check_ranges(args, _OPTIONS)
     if args.recall and 0 not in args.temps:
         raise ValueError("--recall is measured on greedy text: give 0 among --temps.")
     if args.json is not None:

@@ -26,7 +26,7 @@ def chat_options(args: argparse.Namespace, pair: Pair) -> GenerationOptions:
     Raises:
         ValueError: naming the option that is out of range.
     """
-    options = fit_to_tokenizer(generation_options(args), args, pair.tokenizer)
+    options = fit_to_tokenizer(generation_options(args), pair.tokenizer)
     width = options.verify_width
     if width is None and args.seed is not None:
         width = options.block_size or pair.most_rows

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard, cast
 
 import mlx.core as mx
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 
 # mlx-lm's own, so that drafters come from the same hub as targets.
 from mlx_lm.utils import snapshot_download
@@ -84,6 +91,9 @@ def resolve(
         FileNotFoundError: if neither the disk nor the hub has it.
         NotADirectoryError: if the path is a file.
     """
+    if not isinstance(path_or_hf_repo, str | Path):
+        kind = type(path_or_hf_repo).__name__
+        raise TypeError(f"A folder or a repository is needed, not a {kind}.")
     path = Path(path_or_hf_repo).expanduser()
     # An empty name would be the working directory.
     if path.is_dir() and str(path_or_hf_repo):
@@ -95,10 +105,47 @@ def resolve(
             snapshot_download(str(path_or_hf_repo), revision=revision, allow_patterns=list(files))
         )
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        if isinstance(error, LocalEntryNotFoundError):
+            cached = _cached(str(path_or_hf_repo), revision, files)
+            if cached is not None:
+                return cached
         raise FileNotFoundError(
             f"{str(path_or_hf_repo)!r} is neither a local folder nor a repository that the hub or "
-            f"its cache could give ({type(error).__name__})."
+            f"its cache could give: {_why_not(error)} ({type(error).__name__})."
         ) from error
+
+
+def _cached(repo: str, revision: str | None, files: Sequence[str]) -> Path | None:
+    """Find what the hub's cache has of a repository, and warn of files that it lacks.
+
+    Whether one of these is needed shows when the files are read: a repository lists many others.
+    """
+    try:
+        return Path(
+            snapshot_download(
+                repo, revision=revision, allow_patterns=list(files), local_files_only=True
+            )
+        )
+    except LocalEntryNotFoundError as error:
+        folder = getattr(error, "snapshot_path", None)
+        if folder is None:
+            return None
+        warnings.warn(f"{str(error).partition('). ')[0]}).", stacklevel=4)
+        return Path(folder)
+
+
+def _why_not(error: Exception) -> str:
+    if isinstance(error, HFValidationError):
+        return "it is not a repository's name"
+    if isinstance(error, LocalEntryNotFoundError):
+        return "it is not in the cache, and the hub cannot be reached"
+    if isinstance(error, GatedRepoError):
+        return "its license has to be accepted first, at its page on huggingface.co"
+    if isinstance(error, RevisionNotFoundError):
+        return "it does not have this revision"
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub does not have it, or it is private"
+    return "the hub refused it"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

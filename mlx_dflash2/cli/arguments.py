@@ -122,6 +122,7 @@ def add_drafting_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("drafter")
     add_draft_model_arguments(group)
     add_copy_argument(group)
+    add_draft_vocab_argument(group)
     group.add_argument(
         "--block-size",
         type=int,
@@ -145,6 +146,17 @@ def add_copy_argument(parser: argparse._ActionsContainer) -> None:
         default=COPY_DRAFTS_DEFAULT,
         help="Also draft what followed where the text repeats itself; 'only' needs no drafter "
         "(default: %(default)s)",
+    )
+
+
+def add_draft_vocab_argument(parser: argparse._ActionsContainer) -> None:
+    """Add which tokens the drafter drafts."""
+    parser.add_argument(
+        "--draft-vocab",
+        default=None,
+        metavar="N|FILE",
+        help="Let the drafter draft only the N tokens that the tokenizer merges first, or the ids "
+        "in a file; no token of the answer changes (default: all)",
     )
 
 

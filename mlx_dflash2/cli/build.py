@@ -1,8 +1,10 @@
 """Make options and pairs of parsed arguments."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,6 +20,7 @@ from ..pairs.find import PairSources
 from ..pairs.load import Pair, load_pair, pending_downloads
 from .console import note
 from .dense import check_dense, unpack
+from .draft_vocab import frequent_tokens
 
 SAMPLING = (
     "temp",
@@ -71,21 +74,8 @@ def prefill_step_size(given: int | None) -> int:
     return CPU_PREFILL_STEP_SIZE if mx.default_device() == mx.cpu else PREFILL_STEP_SIZE
 
 
-def fit_to_tokenizer(
-    options: GenerationOptions, args: argparse.Namespace, tokenizer: TokenizerWrapper
-) -> GenerationOptions:
-    """Add the tokens that XTC sampling spares, and check ids that are given as arguments.
-
-    Raises:
-        ValueError: if there is no token of an id.
-    """
-    # MLX does not check indices: one beyond the logits has undefined effects.
-    size = len(tokenizer.get_vocab())
-    for token in args.logit_bias or ():
-        if not 0 <= token < size:
-            raise ValueError(
-                f"`logit_bias` names token {token} but has to name tokens from 0 to {size - 1}."
-            )
+def fit_to_tokenizer(options: GenerationOptions, tokenizer: TokenizerWrapper) -> GenerationOptions:
+    """Add the tokens that XTC sampling spares."""
     sampler = options.sampler
     if isinstance(sampler, Sampling):
         special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)
@@ -151,11 +141,22 @@ def read_pair(
         unpack(*pair.models)
     for token in args.extra_eos_token:
         pair.tokenizer.add_eos_token(token)
+    if args.draft_vocab is not None:
+        pair.drafter.frequent_tokens = frequent_tokens(args.draft_vocab, pair.tokenizer)
     if args.no_kernels:
         switch_off()
     with wired_limit(pair.model):
         race_here(pair.models, pair.most_rows, note)
     return pair
+
+
+def cache_metadata(pair: Pair, args: argparse.Namespace) -> dict[str, str]:
+    """Return what a prompt cache's file says about its target, as mlx_lm.generate reads it."""
+    # The file may be used from another directory.
+    folder = Path(pair.name).expanduser()
+    name = str(folder.absolute()) if folder.is_dir() else pair.name
+    config = json.dumps({"trust_remote_code": args.trust_remote_code})
+    return {"model": name, "tokenizer_config": config}
 
 
 def _named(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Run a command in a terminal: an error, a warning or an interruption takes one line."""
 
 import os
+import re
 import signal
 import sys
 import warnings
@@ -30,11 +31,31 @@ def run(command: Callable[[], None]) -> None:
         # Nothing can be written any more, so the interpreter's flush at its exit goes nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except (MemoryError, RuntimeError) as error:
+        if (problem := device_problem(error)) is None:
+            raise
+        sys.exit(f"error: {problem}")
     except (ImportError, OSError, ValueError) as error:
         text = " ".join(str(error).split())
         if isinstance(error, ImportError) and "libmlx" in text:
             text = f"MLX has no backend here ({text}); on Linux: pip install 'mlx[cpu]'"
         sys.exit(f"error: {text}")
+
+
+def device_problem(error: Exception) -> str | None:
+    """Say what to try after an error of the device; ``None`` for any other error.
+
+    MLX raises ``RuntimeError`` for its own, and marks the backend in brackets.
+    """
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or re.search(
+        "insufficient memory|malloc|bad_alloc", text, re.I
+    ):
+        advice = "try a smaller --prefill-step-size, --max-kv-size, --kv-bits or a smaller model"
+        return f"out of memory ({text or type(error).__name__}): {advice}"
+    if re.search(r"^\[(metal|cuda)|command buffer|cuda", text, re.I):
+        return f"the GPU failed ({text}): run the command again, or mlx_dflash2 doctor --kernels"
+    return None
 
 
 def _open_closed_streams() -> None:

@@ -8,6 +8,7 @@ from functools import partial
 
 from ..blas.load import load_fast_blas
 from .console import note, run
+from .versions import tell_versions
 
 
 def start(package: str) -> None:
@@ -24,6 +25,7 @@ def start(package: str) -> None:
 
 def _start(package: str) -> None:
     args = importlib.import_module(".options", package).parse(sys.argv[1:])
+    tell_versions()
     # A command that does not multiply matrices has no such flag.
     if not getattr(args, "no_fast_blas", True) and (problem := load_fast_blas()) is not None:
         note(f"warning: {problem}")

@@ -4,7 +4,15 @@ import argparse
 from collections.abc import Sequence
 
 from ..checkpoint.defaults import BITS, DEFAULT_BITS, DTYPE_NAMES, GROUP_SIZE, GROUP_SIZES
+from ..cli.arguments import add_unsupported_arguments
 from ..cli.parser import Parser
+
+UNSUPPORTED = {
+    "--q-mode": "a drafter is quantized in affine mode, as its codebooks need it",
+    "--quant-predicate": "a drafter's large matrices all take the same bits; its codebooks have "
+    "--q-codebook-bits",
+    "--trust-remote-code": "a drafter has no code of its own",
+}
 
 
 def setup_arg_parser() -> argparse.ArgumentParser:
@@ -32,7 +40,8 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         type=str,
         choices=DTYPE_NAMES,
         default="bfloat16",
-        help="Dtype of everything that is not quantized (default: %(default)s)",
+        help="Dtype of everything that is not quantized; float16 overflows in drafters "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--upload-repo",
@@ -41,6 +50,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         help="The Hugging Face repo to upload the drafter to",
     )
     parser.add_argument("--revision", type=str, default=None, help="Revision of the Hub repo")
+    add_unsupported_arguments(parser, UNSUPPORTED)
     return parser
 
 

@@ -65,7 +65,7 @@ def accept_sampled(
 
 
 def residual(p: mx.array, candidates: mx.array, q: mx.array) -> mx.array:
-    """max(p - q, 0), not normalised; p itself where nothing is left.
+    """max(p - q, 0), not normalized; p itself where nothing is left.
 
     Shapes:
       - p: [N, V]; candidates, q: [N, K]
@@ -76,7 +76,7 @@ def residual(p: mx.array, candidates: mx.array, q: mx.array) -> mx.array:
 
 
 def draw(p: mx.array, key: mx.array) -> mx.array:
-    """One index [N] from each row of unnormalised probabilities [N, V], by the Gumbel trick."""
+    """One index [N] from each row of unnormalized probabilities [N, V], by the Gumbel trick."""
     return mx.argmax(mx.log(p) + mx.random.gumbel(p.shape, key=key), axis=-1)
 
 

@@ -1,8 +1,30 @@
 """What a loop refuses before it begins."""
 
+from pathlib import Path
+from typing import Any
+
 import mlx.core as mx
 
 from .host import integer
+
+
+def check_draft_model(draft_model: Any) -> None:
+    """Refuse what cannot draft, such as a path or a language model.
+
+    Raises:
+        TypeError: in one line.
+    """
+    if isinstance(draft_model, str | Path):
+        raise TypeError(
+            f"`draft_model` is the path {str(draft_model)!r} but has to be a drafter: "
+            "load_drafter(path) reads one."
+        )
+    lacks = [n for n in ("block_size", "make_context", "propose") if not hasattr(draft_model, n)]
+    if lacks:
+        raise TypeError(
+            f"`draft_model` is a {type(draft_model).__name__} but has to be a drafter, from "
+            f"load_drafter: it has no {', '.join(lacks)}."
+        )
 
 
 def check_ids(prompt: mx.array, vocab_size: int) -> None:

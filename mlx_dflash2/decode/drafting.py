@@ -4,7 +4,9 @@ from collections.abc import Sequence as Rows
 
 import mlx.core as mx
 
+from ..drafter.logits import drafted_vocab_size
 from ..drafter.model import Drafter, Proposal, Proposer
+from ..drafter.vocabulary import FrequentHead
 from ..targets import Target
 from .batch.draft import extend_rows, propose_rows
 from .clock import SELECT, Clock
@@ -32,6 +34,10 @@ class Drafting:
         clock: Clock | None = None,
     ):
         self.proposer, self.target, self.block_size = proposer, target, block_size
+        self.head: Target | FrequentHead = target
+        if isinstance(proposer, Drafter) and proposer.frequent_tokens is not None:
+            size = drafted_vocab_size(target, proposer.args)
+            self.head = proposer.frequent_tokens.head_of(target, size)
         self.guard, self.clock = guard, clock
 
     def propose(
@@ -65,7 +71,7 @@ class Drafting:
         with self.guard.step():
             found = propose_rows(
                 self.proposer,
-                self.target,
+                self.head,
                 anchors if len(places) == len(sequences) else anchors[mx.array(places)],
                 [sequence.drafter_context for sequence in drafting],
                 self.block_size,

@@ -18,7 +18,7 @@ from .loop import Loop
 from .options import GenerationOptions, LogitsProcessor, Sampler
 from .session import DFlashPromptCache
 from .stats import Stats
-from .text import StopStrings, check_prompt, encode_prompt, responses, stop_strings
+from .text import StopStrings, check_prompt, encode_prompt, responses, stop_strings, wrap_tokenizer
 from .warm import warm_up
 
 Steps = Generator[tuple[int, mx.array, bool], None, None]
@@ -240,8 +240,7 @@ def stream_text(
         options (GenerationOptions): From :meth:`GenerationOptions.for_text`.
         run: The arguments ``prompt_cache``, ``prompt_progress_callback`` and ``stats``.
     """
-    if not isinstance(tokenizer, TokenizerWrapper):
-        tokenizer = TokenizerWrapper(tokenizer)
+    tokenizer = wrap_tokenizer(tokenizer)
     prompt = encode_prompt(tokenizer, prompt)
     steps = generate_tokens(prompt, model, draft_model, options, stream, **run)
     stops = StopStrings(options.stop)

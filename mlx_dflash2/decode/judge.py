@@ -11,7 +11,7 @@ from ..drafter.model import Proposal
 from .accept import accept_greedy, accept_sampled
 from .constraint import Constraint
 from .host import integer, integers
-from .sampling import PureProcessor, Sampling, check_seed
+from .sampling import PureProcessor, Sampling
 
 GREEDY, REJECTION, COUPLED = "greedy", "rejection", "coupled"
 
@@ -87,7 +87,6 @@ class Judge:
                 f"`seed` is {seed} but the sampler draws by itself, from mx.random: seed that, or "
                 "use mlx_dflash2.make_sampler."
             )
-        check_seed(seed)
         self.seeded = seed is not None
         self.sampling = sampler if isinstance(sampler, Sampling) else None
         self.key: mx.array | None = None

@@ -14,7 +14,7 @@ from ..drafter.model import Drafter, Proposal, Proposer
 from ..kernels import active_kernels
 from ..kernels.race import faster
 from ..targets import Forward, bind
-from .checks import check_ids, check_widths
+from .checks import check_draft_model, check_ids, check_widths
 from .clock import ACCEPT, HOST, VERIFY, Clock
 from .controller import Controller, start_width
 from .drafting import Drafting
@@ -22,7 +22,7 @@ from .guard import DraftGuard, warn_low_acceptance
 from .host import integer, integers
 from .judge import Decision, Judge, decide_all
 from .kv_quantization import KVQuantization
-from .plan import plan_round
+from .plan import offers_copies, plan_round
 from .rollback import Transaction, rows_at_once
 from .round import Ahead, Round, aborting, blocks
 from .sequence import Sequence
@@ -65,6 +65,7 @@ class Loop:
         adaptive: bool = True,
         clock: Clock | None = None,
     ):
+        check_draft_model(draft_model)
         self.model, self.draft_model, self.target = model, draft_model, bind(model)
         drafter = without_copies(draft_model)
         self.max_copied = draft_model.max_drafts if isinstance(draft_model, CopyProposer) else 0
@@ -260,10 +261,10 @@ class Loop:
             budgets (sequence): The most tokens to accept for each sequence after this round.
         """
         round_, most = self.round, min(self.verify_width, max(budgets))
-        # Whether the next round copies is known only once this one is settled.
-        if round_ is None or not self.drafts or most <= 1 or self.max_copied:
+        if round_ is None or not self.guard.on or self.block_size <= 1 or most <= 1:
             return
-        # So is what a constraint forbids; and who does not draft has no context.
+        # What a constraint forbids is known only once the round is settled, and who does not
+        # draft has no context.
         if any(s.judge.constraint is not None or not s.drafts for s in round_.sequences):
             return
         if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
@@ -271,15 +272,16 @@ class Loop:
         start = time.perf_counter()
         sequences, decisions = round_.sequences, round_.decisions
         with mx.stream(self.stream):
-            anchors = mx.array([decision.tokens[-1] for decision in decisions], mx.uint32)
-            positions = [sequence.position for sequence in sequences]
-            self._extend(round_, positions, [len(decision.tokens) for decision in decisions])
-            if self.drafts:
+            anchors = [decision.tokens[-1] for decision in decisions]
+            rows = [s.kept(decision) for s, decision in zip(sequences, decisions, strict=True)]
+            self._extend(round_, rows, [sequence.position for sequence in sequences])
+            if self.guard.on and not offers_copies(sequences, anchors):
                 widths = [int(min(self.block_size, budget)) for budget in budgets]
                 histories = [
                     s.history_with(d.tokens) for s, d in zip(sequences, decisions, strict=True)
                 ]
-                proposals = self.drafting.propose(sequences, anchors, widths, histories)
+                ids = mx.array(anchors, mx.uint32)
+                proposals = self.drafting.propose(sequences, ids, widths, histories)
                 self._ahead = Ahead(proposals, time.perf_counter() - start)
             # The next round may run on another thread.
             mx.async_eval([[s.context_state, s.judge.lasting] for s in sequences])
@@ -309,8 +311,7 @@ class Loop:
         # From here on caches and anchors are right: what follows may fail and leave them so.
         self.kv_quantization.apply(round_.transaction.layers)
         if extend:
-            self._read(sequences, rows, positions)
-            self._extend(round_, positions, keeps)
+            self._extend(round_, rows, positions)
         self._lap(ACCEPT, [s.context_state for s in sequences], round_.states)
         round_.seconds += time.perf_counter() - start
         self._count(round_, answering)
@@ -381,11 +382,13 @@ class Loop:
                 if hasattr(sequence.context, "read"):
                     sequence.context.read(row, position)
 
-    def _extend(self, round_: Round, positions: Rows[int], keeps: Rows[int]) -> None:
-        """Hand the kept rows to the drafter, once."""
+    def _extend(self, round_: Round, rows: Rows[list[int]], positions: Rows[int]) -> None:
+        """Hand the tokens of the kept rows to the contexts and the rows to the drafter, once."""
         if self.drafts and not round_.extended:
             round_.extended = True
             sequences, taps = round_.sequences, round_.out.taps
+            self._read(sequences, rows, positions)
+            keeps = [decision.num_kept for decision in round_.decisions]
             self.drafting.extend(sequences, round_.inputs, taps, positions, keeps)
 
     def _forward(

@@ -1,10 +1,12 @@
 """The options of a generation as one object, which commands and library functions share."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import signature
 from typing import Any, Self
 
 import mlx.core as mx
+from mlx_lm import sample_utils
 
 from .defaults import KV_GROUP_SIZE, MAX_TOKENS, PREFILL_STEP_SIZE, QUANTIZED_KV_START
 from .kv_quantization import KVQuantization
@@ -13,6 +15,17 @@ from .text import stop_strings
 
 Sampler = Callable[[mx.array], mx.array]
 LogitsProcessor = Callable[[mx.array, mx.array], mx.array]
+_INTEGERS = (
+    "max_tokens",
+    "seed",
+    "block_size",
+    "verify_width",
+    "max_kv_size",
+    "prefill_step_size",
+    "kv_bits",
+    "kv_group_size",
+    "quantized_kv_start",
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +58,7 @@ class GenerationOptions:
     kv_quantization: KVQuantization = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.max_tokens < -1:
             raise ValueError(
                 f"`max_tokens` is {self.max_tokens} but has to be -1 (no limit) or more."
@@ -58,6 +72,20 @@ class GenerationOptions:
         # The dataclass is frozen, also for its own initialization.
         object.__setattr__(self, "kv_quantization", quantization)
 
+    def _check_types(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name, None)
+            if option.name not in _INTEGERS or (value is None and option.default is None):
+                continue
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise TypeError(f"`{option.name}` is {value!r} but has to be an integer.")
+        if self.sampler is not None and not callable(self.sampler):
+            raise TypeError(f"`sampler` is {self.sampler!r} but has to be from make_sampler.")
+        processors = self.logits_processors
+        listed = processors is None or isinstance(processors, list | tuple)
+        if not listed or not all(map(callable, processors or ())):
+            raise TypeError("`logits_processors` has to be a list of functions.")
+
     @classmethod
     def for_text(cls, *, stop: str | Sequence[str] | None = None, **options: Any) -> Self:
         """Make the options of an answer in text, which has at least one token.
@@ -69,6 +97,7 @@ class GenerationOptions:
         Raises:
             ValueError: as the class, or for ``max_tokens`` 0.
         """
+        refuse_unknown(options, [option.name for option in fields(cls) if option.init])
         if options.get("max_tokens") == 0:
             raise ValueError("`max_tokens` is 0 but has to be non-zero (-1 for no limit).")
         return cls(stop=stop_strings(stop), **options)
@@ -77,3 +106,25 @@ class GenerationOptions:
     def token_limit(self) -> float:
         """Return the most tokens to generate; infinity for no limit."""
         return float("inf") if self.max_tokens == -1 else self.max_tokens
+
+
+def refuse_unknown(names: Iterable[str], known: Container[str]) -> None:
+    """Refuse options that do not exist here, and say where they belong.
+
+    Raises:
+        TypeError: naming the first one.
+    """
+    for name in names:
+        if name in known:
+            continue
+        for argument, make in (
+            ("sampler", sample_utils.make_sampler),
+            ("logits_processors", sample_utils.make_logits_processors),
+        ):
+            if name in signature(make).parameters:
+                raise TypeError(
+                    f"`{name}` is not an option here; give {argument}={make.__name__}({name}=…)."
+                )
+        if name == "num_draft_tokens":
+            raise TypeError(f"`{name}` is not an option here; give `block_size`, one row more.")
+        raise TypeError(f"`{name}` is not an option here.")

@@ -71,6 +71,14 @@ def plan_round(
     ])  # fmt: skip
 
 
+def offers_copies(sequences: Rows[Sequence], anchors: Rows[int]) -> bool:
+    """Tell whether any sequence has something to copy after its coming anchor."""
+    return any(
+        sequence.copies is not None and sequence.copies.offer(anchor, 1).tokens
+        for sequence, anchor in zip(sequences, anchors, strict=True)
+    )
+
+
 def _offer(sequence: Sequence, most: int, max_copied: int) -> Copy:
     """What a sequence may do without the drafter: what is forced, or else a copy."""
     forced = sequence.judge.forced(most)

@@ -10,7 +10,9 @@ from typing import Any
 
 import mlx.core as mx
 from mlx_lm import sample_utils
-from mlx_lm.sample_utils import LogitsProcessor, apply_min_p, apply_top_k, apply_top_p
+from mlx_lm.sample_utils import LogitsProcessor, apply_min_p, apply_top_k
+
+from ..kernels import top_p
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Sampling:
             mx.array: Probabilities [N, V], float32. The filters and their order are mlx-lm's.
         """
         if 0 < self.top_p < 1.0:
-            logprobs = apply_top_p(logprobs, self.top_p)
+            logprobs = top_p(logprobs, self.top_p)
         if self.min_p != 0.0:
             logprobs = apply_min_p(logprobs, self.min_p, self.min_tokens_to_keep)
         if self.xtc_probability > 0.0:

@@ -70,6 +70,11 @@ class Sequence:
         """The arrays of the drafter's context; empty where a foreign context does not tell."""
         return getattr(self.context, "state", [])
 
+    def kept(self, decision: Decision) -> list[int]:
+        """Return the tokens of a pass's rows that stay, as far as they are known."""
+        anchor = [] if self.anchor is None else [self.anchor]
+        return [*anchor, *decision.tokens[: decision.taken]][: decision.num_kept]
+
     def history_with(self, tokens: list[int]) -> mx.array | None:
         """All tokens up to the anchor and some more, where there are processors."""
         if self.history is None:
@@ -78,9 +83,7 @@ class Sequence:
 
     def advance(self, decision: Decision) -> list[int]:
         """Account for a pass of which ``decision.num_kept`` rows stay; return their tokens."""
-        emitted = decision.tokens[: decision.taken]
-        anchor = [] if self.anchor is None else [self.anchor]
-        rows = [*anchor, *emitted][: decision.num_kept]
+        rows, emitted = self.kept(decision), decision.tokens[: decision.taken]
         self.position += decision.num_kept
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None

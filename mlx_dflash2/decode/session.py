@@ -17,6 +17,7 @@ from ..copies import without_copies
 from ..drafter.model import Drafter, Proposer
 from ..targets import Target
 from .cache_file import CacheFile, read_cache_file, write_cache_file
+from .checks import check_draft_model
 from .rollback import Checkpoint, check_caches, drops_rows, num_cached
 
 MAX_CHECKPOINTS = 4
@@ -111,6 +112,9 @@ class DFlashPromptCache(Session):
     keeps_tokens = True
 
     def __init__(self, model: nn.Module, draft_model: Proposer, max_kv_size: int | None = None):
+        check_draft_model(draft_model)
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"`model` is {model!r} but has to be a model, from load.")
         if max_kv_size is not None and hasattr(model, "make_cache"):
             warn_no_effect("the model makes its own caches")
             max_kv_size = None
@@ -289,6 +293,11 @@ def open_session(
             raise ValueError("The prompt cache was made for another model object.")
     else:
         kept = prompt_cache is not None
+        if kept and not isinstance(prompt_cache, list):
+            raise TypeError(
+                f"`prompt_cache` is a {type(prompt_cache).__name__} but has to be a list of "
+                "caches or a DFlashPromptCache."
+            )
         session = Session(fresh if prompt_cache is None else prompt_cache, kept)
     if max_kv_size is not None and session.kept:
         warn_no_effect("a prompt cache is given")

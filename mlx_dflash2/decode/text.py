@@ -15,25 +15,58 @@ def encode_prompt(tokenizer: TokenizerWrapper, prompt: str | mx.array | list[int
     """Encode a prompt as token ids [S].
 
     Text that starts with the BOS token does not get a second one.
+
+    Raises:
+        TypeError, ValueError: in one line, if it holds something else than token ids.
     """
     if isinstance(prompt, mx.array):
         return prompt
     if isinstance(prompt, str):
         bos = tokenizer.bos_token
-        ids: list[int] = tokenizer.encode(
+        prompt = tokenizer.encode(
             prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
-        return mx.array(ids, dtype=mx.uint32)
-    return mx.array(prompt, dtype=mx.uint32)
+    elif isinstance(prompt, bytes) or not isinstance(prompt, Iterable):
+        raise TypeError(f"`prompt` is {prompt!r} but has to be text or token ids.")
+    ids: list[Any] = list(prompt)
+    for place, token in enumerate(ids):
+        # Lists of lists are told by the shape that they make.
+        if isinstance(token, list | tuple):
+            continue
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise TypeError(f"`prompt` holds {token!r} at place {place} but has to hold token ids.")
+        if not 0 <= token < 2**32:
+            raise ValueError(f"`prompt` holds {token} at place {place}, which is not a token id.")
+    return mx.array(ids, dtype=mx.uint32)
+
+
+def wrap_tokenizer(tokenizer: TokenizerWrapper | Any) -> TokenizerWrapper:
+    """Wrap a tokenizer of transformers as mlx-lm does, if it is not wrapped.
+
+    Raises:
+        TypeError: if it is not a tokenizer.
+    """
+    if isinstance(tokenizer, TokenizerWrapper):
+        return tokenizer
+    if not hasattr(tokenizer, "encode") or not hasattr(tokenizer, "get_vocab"):
+        raise TypeError(
+            f"`tokenizer` is a {type(tokenizer).__name__} but has to be a tokenizer, from load."
+        )
+    return TokenizerWrapper(tokenizer)
 
 
 def check_prompt(prompt: mx.array) -> None:
     """Refuse an array that is not a row of token ids.
 
     Raises:
-        ValueError: in one line.
+        TypeError, ValueError: in one line.
     """
-    if prompt.ndim != 1 or prompt.size == 0:
+    if not isinstance(prompt, mx.array):
+        kind = type(prompt).__name__
+        raise TypeError(f"`prompt` is a {kind} but has to be an mx.array of token ids.")
+    if prompt.size == 0:
+        raise ValueError("`prompt` is empty but has to have at least one token.")
+    if prompt.ndim != 1:
         raise ValueError(f"`prompt` is of shape {prompt.shape} but has to be one row of token ids.")
     if not mx.issubdtype(prompt.dtype, mx.integer):
         raise ValueError(f"`prompt` is of dtype {prompt.dtype} but has to hold integers.")
@@ -94,10 +127,25 @@ def chat_prompt(
     return tokenizer.encode(text, add_special_tokens=False)
 
 
+def unfinished_prompt(tokenizer: TokenizerWrapper, prompt: str) -> list[int]:
+    """Encode the beginning of a user's message, which another message goes on from.
+
+    Raises:
+        ValueError: if the template refuses the prompt.
+    """
+    if not tokenizer.has_chat_template:
+        return tokenizer.encode(prompt, add_special_tokens=True)
+    text = _render(tokenizer, [{"role": "user", "content": prompt}], {}, continues=True)
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
 def _render(
-    tokenizer: TokenizerWrapper, messages: list[dict[str, str]], template_config: dict[str, Any]
+    tokenizer: TokenizerWrapper,
+    messages: list[dict[str, str]],
+    template_config: dict[str, Any],
+    continues: bool = False,
 ) -> str:
-    continues = messages[-1]["role"] == "assistant"
+    continues = continues or messages[-1]["role"] == "assistant"
     try:
         return tokenizer.apply_chat_template(
             messages,
@@ -242,6 +290,15 @@ def responses(
     text += stream.finish()
     stopped = stops.found or step[0] in tokenizer.eos_token_ids
     yield respond(text, "stop" if stopped else "length")
+
+
+def decode_text(tokenizer: TokenizerWrapper, tokens: Iterable[int]) -> str:
+    """Decode tokens to the text that :func:`responses` gives for them."""
+    detokenizer = tokenizer.detokenizer
+    for token in tokens:
+        detokenizer.add_token(token)
+    detokenizer.finalize()
+    return detokenizer.text
 
 
 def _held_back(detokenizer: StreamingDetokenizer) -> str:

@@ -2,17 +2,15 @@
 
 import shutil
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from ..blas.measure import blas_file, blas_threads, gflops
+from ..cli.versions import version_problem
 from ..evaluation.machine import environment
 from .chips import find_chip
 from .kernels import why_no_kernels
-
-PACKAGE = "mlx-dflash2"
 
 
 def report() -> Iterator[str]:
@@ -28,31 +26,11 @@ def report() -> Iterator[str]:
     yield memory
     yield f"system: {found['os']}, Python {found['python']}, MLX computes on the {found['device']}"
     yield "versions: " + ", ".join(f"{k} {v}" for k, v in found["versions"].items() if v)
-    yield from _version_problems(found["versions"])
+    problem = version_problem()
+    yield "versions: all in the tested range" if problem is None else f"! {problem}"
     yield from _kernels()
     yield _blas()
     yield from _disk()
-
-
-def _version_problems(versions: dict[str, str | None]) -> Iterator[str]:
-    """Find installed versions outside the tested range, which is the one this package requires."""
-    try:
-        from packaging.requirements import Requirement
-
-        requirements = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
-    except metadata.PackageNotFoundError:
-        yield f"! {PACKAGE} is not installed, so the tested versions are unknown"
-        return
-    outside = False
-    for requirement in requirements:
-        if requirement.marker is not None or not requirement.specifier:
-            continue
-        installed = versions.get(requirement.name)
-        if installed is None or not requirement.specifier.contains(installed):
-            outside = True
-            yield f"! {requirement.name} is {installed}, tested is {requirement.specifier}"
-    if not outside:
-        yield "versions: all in the tested range"
 
 
 def _kernels() -> Iterator[str]:

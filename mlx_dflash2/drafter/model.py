@@ -15,6 +15,7 @@ from .conv import GroupedDynamicConv
 from .logits import Process, draft_logits, transform
 from .proposal import Proposal, Proposer
 from .selector import CandidateSelector
+from .vocabulary import FrequentHead, FrequentTokens
 
 __all__ = ["Drafter", "Proposal", "Proposer"]
 
@@ -126,6 +127,7 @@ class Drafter(nn.Module):
         self.norm = nn.RMSNorm(args.hidden_size, eps=args.rms_norm_eps)
         if args.has_selector:
             self.candidate_selector = CandidateSelector(args)
+        self.frequent_tokens: FrequentTokens | None = None
 
     @property
     def block_size(self) -> int:
@@ -227,7 +229,8 @@ class Drafter(nn.Module):
         hidden, logits = self.run_block(target, anchors, context, block_size)
         if on_block is not None:
             on_block(hidden, logits)
-        return self.choose(anchors, hidden, logits, temperature, keys, process)
+        ids = target.draft_ids if isinstance(target, FrequentHead) else None
+        return self.choose(anchors, hidden, logits, temperature, keys, process, ids)
 
     def run_block(
         self, target: TargetHead, anchors: mx.array, context: Context, block_size: int
@@ -261,17 +264,20 @@ class Drafter(nn.Module):
         temperature: float = 0.0,
         keys: Sequence[mx.array | None] = (),
         process: Process | None = None,
+        ids: mx.array | None = None,
     ) -> list[Proposal]:
         """Choose draft tokens from the rows of :meth:`run_block`, for each anchor.
 
-        ``process`` changes transformed logits [B, L - 1, V] before the best are found.
+        ``process`` changes transformed logits [B, L - 1, V] before the best are found; ``ids`` [V]
+        are those of the columns, by default their numbers.
         """
         B, L, _ = hidden.shape
         if self.args.has_selector:
             uniforms = None
             if temperature > 0:
                 uniforms = mx.stack([mx.random.uniform(shape=(L,), key=key) for key in keys])
-            path = self.candidate_selector(anchors, hidden, logits, temperature, uniforms, process)
+            options = temperature, uniforms, process, ids
+            path = self.candidate_selector(anchors, hidden, logits, *options)
             drawn = (path.candidates, path.q) if temperature > 0 else ([None] * B,) * 2
             finite = _all_finite(path.unary.flatten(1))
             if process is not None:
@@ -282,7 +288,9 @@ class Drafter(nn.Module):
         finite = _all_finite(mx.max(logits, axis=-1))
         if process is not None:
             logits = process(transform(logits, self.args))
-        return [Proposal(*row) for row in zip(mx.argmax(logits, axis=-1), finite, strict=True)]
+        tokens = mx.argmax(logits, axis=-1)
+        tokens = tokens if ids is None else ids[tokens]
+        return [Proposal(*row) for row in zip(tokens, finite, strict=True)]
 
     def sanitize(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Rename the accepted spellings of a checkpoint to the names of this module."""

@@ -48,6 +48,7 @@ class CandidateSelector(nn.Module):
         temperature: float = 0.0,
         uniforms: mx.array | None = None,
         process: Process | None = None,
+        ids: mx.array | None = None,
     ) -> Path:
         """Choose a path.
 
@@ -58,8 +59,10 @@ class CandidateSelector(nn.Module):
             temperature (float): 0 takes the best step. Default: ``0.0``.
             uniforms (mx.array, optional): [B, L] in [0, 1), for a temperature above 0.
             process (callable, optional): As for :func:`best_tokens`.
+            ids (mx.array, optional): Of the columns [V], by default their numbers.
         """
         unary, candidates = best_tokens(logits, self.args.selector_top_k, self.args, process)
+        candidates = candidates if ids is None else ids[candidates]
         inputs = self.pair_inputs(anchor, hidden, candidates, unary)
         tokens, choices, q = pair_walk(inputs, temperature, uniforms)
         if inputs.candidates is not candidates:

@@ -23,7 +23,7 @@ def recall_table(
     drafter: Drafter,
     texts: Sequence[tuple[Sequence[int], Sequence[int]]],
     stride: int = 1,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Measure the headroom of a pair on text that its target wrote.
 

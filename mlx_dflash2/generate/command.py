@@ -7,7 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint.files import CONFIG_FILES, resolve
-from ..cli.build import fit_to_tokenizer, generation_options, make_constraint, read_pair
+from ..cli.build import (
+    cache_metadata,
+    fit_to_tokenizer,
+    generation_options,
+    make_constraint,
+    read_pair,
+)
 from ..cli.console import note, prefill_progress, streamed_answer
 from ..decode.cache_file import CacheFile, read_cache_file
 from ..decode.generate import stream_text
@@ -47,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
     if model is None:
         note(EMBEDDED_NOTE)
     pair = read_pair(sources, args, tokenizer_config)
-    options = fit_to_tokenizer(options, args, pair.tokenizer)
+    options = fit_to_tokenizer(options, pair.tokenizer)
     constraint = make_constraint(args, pair, bind(pair.model).vocab_size)
     options = replace(options, logits_processors=[*(options.logits_processors or ()), *constraint])
     tokens = chat_prompt(
@@ -93,11 +99,7 @@ def _answer(
     if args.verbose:
         note(stats.summary())
     if cache is not None and args.save_prompt_cache:
-        config = json.dumps({"trust_remote_code": args.trust_remote_code})
-        # The file may be used from another directory.
-        folder = Path(pair.name).expanduser()
-        name = str(folder.absolute()) if folder.is_dir() else pair.name
-        cache.save(args.save_prompt_cache, {"model": name, "tokenizer_config": config})
+        cache.save(args.save_prompt_cache, cache_metadata(pair, args))
 
 
 def same_model(model: str | None, saved: CacheFile) -> str:

@@ -13,6 +13,7 @@ from .pair_walk import pair_walk
 from .path_walk import path_walk
 from .qmm_rows import qmm_rows
 from .top_k import top_k
+from .top_p import top_p
 
 __all__ = [
     "PlainFormWarning",
@@ -27,4 +28,5 @@ __all__ = [
     "qmm_rows",
     "switch_off",
     "top_k",
+    "top_p",
 ]

@@ -66,7 +66,8 @@ def largest_error(outputs: tuple[mx.array, ...], expected: tuple[np.ndarray, ...
             continue
         scale = np.abs(np.where(np.isfinite(want), want, 0)).max(axis=-1, keepdims=True)
         # The difference of equal infinities is NaN; any other NaN is an error.
-        difference = np.where(values == want, 0, np.abs(values - want))
+        with np.errstate(invalid="ignore"):
+            difference = np.where(values == want, 0, np.abs(values - want))
         error = np.max(difference / np.where(scale > 0, scale, 1)) / TOLERANCE[got.dtype]
         errors.append(np.inf if np.isnan(error) else error)
     return float(max(errors))
@@ -307,10 +308,32 @@ def _qmm_rows() -> Iterator[Case]:
         yield Case("qmm_rows", label, quantized_matrix(*shape), shape in real, plain_error=20.0)
 
 
+def _logprobs(rows: int, size: int, p: float, kind: str, seed: int = 0) -> Callable:
+    def make(dtype: mx.Dtype) -> tuple:
+        random = _Random(mx.float32, seed)
+        logits = random.normal(rows, size, scale=3)
+        if kind == "tied":
+            logits = mx.round(logits)
+        if kind == "infinite":
+            logits = mx.where(random.uniform(rows, size) < 0.5, -mx.inf, logits)
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        return logprobs.astype(dtype), p
+
+    return make
+
+
+def _top_p() -> Iterator[Case]:
+    for rows, size, p in ((1, 1, 0.5), (2, 40, 0.7), (3, 1000, 0.95), (2, 2500, 0.05)):
+        for kind in ("", "tied", "infinite")[: 1 if size == 1 else 3]:
+            label = f"{rows}x{size} p{p} {kind}".strip()
+            yield Case("top_p", label, _logprobs(rows, size, p, kind))
+    yield Case("top_p", "8x248320 p0.95", _logprobs(8, 248320, 0.95, "tied"), real=True)
+
+
 def all_cases() -> list[Case]:
     """Return every case of every kernel."""
     makers: list[Callable[[], Iterator[Case]]] = [
         _top_k, _pair_score, _path_walk, _pair_walk,
-        _grouped_conv, _grouped_conv_norm, _gated_delta_verify, _qmm_rows,
+        _grouped_conv, _grouped_conv_norm, _gated_delta_verify, _qmm_rows, _top_p,
     ]  # fmt: skip
     return [case for make in makers for case in make()]

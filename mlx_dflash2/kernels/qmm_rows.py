@@ -1,5 +1,6 @@
 """A few rows times a quantized matrix, whose weights are read and unpacked once for all of them."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -37,11 +38,11 @@ def qmm_rows_ops(x: mx.array, matrix: Packed) -> mx.array:
     """Multiply rows with a quantized matrix: ``x @ dequantize(matrix).T + offset``.
 
     Args:
-        x (mx.array): Rows [M, K], dtype of the scales.
+        x (mx.array): Rows [..., K], dtype of the scales.
         matrix (Packed): The matrix.
 
     Returns:
-        mx.array: [M, N], dtype of ``x``.
+        mx.array: [..., N], dtype of ``x``.
     """
     weight, scales, biases, group_size, bits, offset = matrix
     y = mx.quantized_matmul(
@@ -52,14 +53,20 @@ def qmm_rows_ops(x: mx.array, matrix: Packed) -> mx.array:
 
 def qmm_rows_kernel(x: mx.array, matrix: Packed) -> mx.array:
     """Compute :func:`qmm_rows_ops` for 2 to 16 rows in one launch; sums are float32."""
+    return launcher(matrix, x.size // x.shape[-1])(x)
+
+
+def launcher(matrix: Packed, rows: int) -> Callable[[mx.array], mx.array]:
+    """Make what multiplies ``rows`` rows with a matrix, so that a call does little in Python."""
     weight, scales, biases, group_size, bits, offset = matrix
-    rows, size = x.shape[0], weight.shape[0]
-    held, shares = _shape(rows, size, x.shape[1], bits)
+    size, dtype = weight.shape[0], scales.dtype
+    held, shares = _shape(rows, size, weight.shape[1] * 32 // bits, bits)
     names = ("x", "w", "scales", "biases", "offset")
-    return LIBRARY.kernel("qmm_rows", names, ("y",))(
-        inputs=[x, weight, scales, biases, placeholder(x.dtype) if offset is None else offset],
-        template=[
-            ("T", x.dtype),
+    kernel = LIBRARY.kernel("qmm_rows", names, ("y",))
+    arrays = weight, scales, biases, placeholder(dtype) if offset is None else offset
+    fixed = {
+        "template": [
+            ("T", dtype),
             ("M", rows),
             ("BITS", bits),
             ("GS", group_size),
@@ -67,11 +74,15 @@ def qmm_rows_kernel(x: mx.array, matrix: Packed) -> mx.array:
             ("S", shares),
             ("BIASED", offset is not None),
         ],
-        grid=(32 * shares * -(-size // (_ACROSS * held)), 1, 1),
-        threadgroup=(32 * shares, 1, 1),
-        output_shapes=[(rows, size)],
-        output_dtypes=[x.dtype],
-    )[0]
+        "grid": (32 * shares * -(-size // (_ACROSS * held)), 1, 1),
+        "threadgroup": (32 * shares, 1, 1),
+        "output_dtypes": [dtype],
+    }
+
+    def launch(x: mx.array) -> mx.array:
+        return kernel(inputs=[x, *arrays], output_shapes=[(*x.shape[:-1], size)], **fixed)[0]
+
+    return launch
 
 
 def _shape(rows: int, size: int, width: int, bits: int) -> tuple[int, int]:
@@ -87,7 +98,8 @@ def _shape(rows: int, size: int, width: int, bits: int) -> tuple[int, int]:
 
 def _probe(x: mx.array, matrix: Packed) -> Probe | None:
     weight, scales, biases, group_size, bits, offset = matrix
-    rows, width = x.shape
+    width = x.shape[-1]
+    rows = x.size // width
     known = bits in BITS and group_size in GROUP_SIZES and x.dtype in DTYPES
     if not known or not MIN_ROWS <= rows <= MAX_ROWS or weight.size == 0:
         return None

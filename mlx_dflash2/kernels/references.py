@@ -118,6 +118,25 @@ def qmm_rows(x: np.ndarray, matrix: tuple) -> tuple[np.ndarray]:
     return (x @ weights.T + (0 if offset is None else offset),)
 
 
+def top_p(x: np.ndarray, p: float) -> tuple[np.ndarray]:
+    """Keep the numbers above which lies less than ``p`` of the sum of probabilities.
+
+    Raises:
+        ValueError: if a sum is too close to call in float32.
+    """
+    kept = np.empty(x.shape, bool)
+    for row, stays in zip(x, kept, strict=True):
+        probs, total = np.exp(row), np.exp(row).sum()
+        order = np.argsort(-row, kind="stable")
+        # Equal numbers have the same sum above them.
+        first = np.searchsorted(-row[order], -row)
+        above = (np.cumsum(probs[order]) - probs[order])[first] / total
+        if np.abs(above - p).min() < _MARGIN:
+            raise ValueError("A sum of probabilities lies on the limit.")
+        stays[:] = above < p
+    return (np.where(kept, x, -np.inf),)
+
+
 def _delta_step(
     state: np.ndarray, rows: Arrays, b: int, t: int, head: int, share: int
 ) -> np.ndarray:

@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.base import scaled_dot_product_attention
 
-from .qmm_rows import Packed, qmm_rows
+from .qmm_rows import Packed, launcher
 
 # Rows for which attention is split; a prompt's chunks have more.
 MOST_ROWS = 16
@@ -31,19 +31,23 @@ RowsOf = Callable[[nn.Module], Collection[int]]
 class RowsLinear(nn.QuantizedLinear):
     """A quantized linear layer that takes this package's kernel for some numbers of rows."""
 
-    kernel_rows: Collection[int] = ()
+    kernel_rows: Collection[int]
+    launches: dict[int, Callable[[mx.array], mx.array]]
 
     def __call__(self, x: mx.array) -> mx.array:
-        return _multiply(self, x) if _takes(self, x) else super().__call__(x)
+        launch = _launch(self, x)
+        return super().__call__(x) if launch is None else launch(x)
 
 
 class RowsEmbedding(nn.QuantizedEmbedding):
     """A quantized embedding that does so where it is used as the head."""
 
-    kernel_rows: Collection[int] = ()
+    kernel_rows: Collection[int]
+    launches: dict[int, Callable[[mx.array], mx.array]]
 
     def as_linear(self, x: mx.array) -> mx.array:
-        return _multiply(self, x) if _takes(self, x) else super().as_linear(x)
+        launch = _launch(self, x)
+        return super().as_linear(x) if launch is None else launch(x)
 
 
 # Subclasses, such as those that are sharded, have a forward of their own and keep it.
@@ -68,7 +72,7 @@ def shadow(model: nn.Module, rows_of: RowsOf, split_attention: bool = True) -> n
     Args:
         model (nn.Module): A target or a drafter.
         rows_of (callable): Names for a quantized module the numbers of rows that take
-            :func:`qmm_rows`.
+            the kernel of :mod:`.qmm_rows`.
         split_attention (bool): Also split attention of a few rows as :func:`attend` does.
     """
     return _Shadow(rows_of, split_attention).of(model)
@@ -107,6 +111,8 @@ class _Shadow:
         rows = self.rows_of(module) if packed(module) is not None else ()
         if rows:
             new.__class__ = _ROWS_CLASSES[type(module)]
+            # A dictionary that is set in the ordinary way would count as parameters.
+            object.__setattr__(new, "launches", {})
             new.kernel_rows = frozenset(rows)
         elif self.split_attention:
             new.__class__ = self._attention_class(type(module))
@@ -118,16 +124,14 @@ class _Shadow:
         return self.classes[kind]
 
 
-def _takes(module: Any, x: mx.array) -> bool:
+def _launch(module: Any, x: mx.array) -> Callable[[mx.array], mx.array] | None:
+    """Return what multiplies so many rows, made at the first call; ``None`` for MLX's own."""
     rows = x.size // x.shape[-1]
-    return rows in module.kernel_rows and x.dtype == module["scales"].dtype
-
-
-def _multiply(module: nn.Module, x: mx.array) -> mx.array:
-    matrix = packed(module)
-    assert matrix is not None
-    y = qmm_rows.kernel(x.reshape(-1, x.shape[-1]), matrix)
-    return y.reshape(*x.shape[:-1], -1)
+    if rows not in module.kernel_rows or x.dtype != module["scales"].dtype:
+        return None
+    if rows not in module.launches and (matrix := packed(module)) is not None:
+        module.launches[rows] = launcher(matrix, rows)
+    return module.launches[rows]
 
 
 def _split_class(kind: type) -> type:

@@ -15,8 +15,20 @@ DRAFTERS = {
     "Muse-Glimmer-30B": "z-lab/Muse-Glimmer-30B-DFlash2",
     "Qwen3.6-27B": "z-lab/Qwen3.6-27B-DFlash",
     "Qwen3.6-35B-A3B": "z-lab/Qwen3.6-35B-A3B-DFlash",
+    "Qwen3.5-397B-A17B": "z-lab/Qwen3.5-397B-A17B-DFlash",
+    "Qwen3.5-122B-A10B": "z-lab/Qwen3.5-122B-A10B-DFlash",
     "Qwen3.5-35B-A3B": "z-lab/Qwen3.5-35B-A3B-DFlash",
+    "Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash",
+    "Qwen3.5-9B": "z-lab/Qwen3.5-9B-DFlash",
     "Qwen3.5-4B": "z-lab/Qwen3.5-4B-DFlash",
+    "Qwen3-Coder-Next": "z-lab/Qwen3-Coder-Next-DFlash",
+    "Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
+    "gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
+    "gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
+    "gemma-4-31B-it": "z-lab/gemma-4-31B-it-DFlash",
+    "gemma-4-26B-A4B-it": "z-lab/gemma-4-26B-A4B-it-DFlash",
+    "gemma-4-12B-it": "z-lab/gemma4-12B-it-DFlash",
+    "Llama-3.1-8B-Instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
     "Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
     "Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
 }
@@ -26,7 +38,7 @@ UNRUNNABLE = {"GLM-5.3-Flash": "incoai/GLM-5.3-Flash-DFlash2"}
 _STORAGE_WORD = (
     r"mlx|quant(?:ized)?|affine|mixed(?:[-_]\d+)*|(?:\d+(?:\.\d+)?[-_]?)?bits?|[qw]\d+(?:a\d+)?"
     r"|int\d+|bf16|fp?16|fp?32|bfloat16|float16|float32|(?:mx|nv)?fp[468]"
-    r"|awq|gptq|dwq(?:[-_]v?\d+)?|gs?\d+|group[-_]?\d+"
+    r"|autoround|auto-round|oq\d+(?:\.\d+)?[a-z]?|unsloth|ud|bnb|awq|gptq|dwq(?:[-_]v?\d+)?|gs?\d+|group[-_]?\d+"
 )
 _STORAGE = re.compile(rf"(?:[-_.](?:{_STORAGE_WORD}))*", re.IGNORECASE)
 
@@ -95,5 +107,7 @@ def model_name(path_or_hf_repo: str | Path) -> str:
 
 
 def _is_called(name: str, known: str) -> bool:
+    # Meta puts its own name first, or not.
+    name = re.sub("^meta-(?=llama-)", "", name, flags=re.IGNORECASE)
     start, rest = name[: len(known)], name[len(known) :]
     return start.lower() == known.lower() and _STORAGE.fullmatch(rest) is not None

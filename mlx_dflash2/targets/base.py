@@ -1,5 +1,6 @@
 """A target run layer by layer through the model's own public modules."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +44,8 @@ class Target:
         self.language_model = language_model(model)
         self.inner = self.language_model.model
         self.layers = list(self.language_model.layers)
-        if len(self.layers) != len(self.inner.layers):
+        # Every rank knows the size; only some can tell by their layers.
+        if getattr(self.inner, "pipeline_size", 1) > 1:
             raise ValueError("A target that is split over several machines is not supported.")
 
     @property
@@ -120,15 +122,17 @@ class Target:
         """Embed token ids [B, L] as drafters were trained on them: [B, L, H]."""
         return self.inner.embed_tokens(tokens)
 
-    def head(self, hidden: mx.array) -> mx.array:
+    def head(self, hidden: mx.array, part: nn.Module | None = None) -> mx.array:
         """Compute raw logits [..., V] of the drafter's rows [..., H].
 
-        Scale and soft cap are left out: drafters state their own.
+        Scale and soft cap are left out: drafters state their own. ``part`` is the head of some
+        ids, from :meth:`narrow_head`.
         """
         head = _base(self.head_module)
         dtype = (head.scales if "scales" in head else head.weight).dtype
         # A head in 16 bits would be widened, and read at half the speed, by a float32 row.
-        return self.unembed(hidden.astype(dtype) if mx.issubdtype(dtype, mx.floating) else hidden)
+        hidden = hidden.astype(dtype) if mx.issubdtype(dtype, mx.floating) else hidden
+        return self.unembed(hidden, part)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Compute the target's own logits [..., V] of rows [..., H] after the final norm."""
@@ -138,9 +142,10 @@ class Target:
         """Apply the target's own scale and soft cap to what the head's matrix gives."""
         return raw
 
-    def unembed(self, hidden: mx.array) -> mx.array:
-        """Multiply rows [..., H] with the head's matrix, tied or not."""
-        return self.head_module.as_linear(hidden) if self._tied else self.head_module(hidden)
+    def unembed(self, hidden: mx.array, head: nn.Module | None = None) -> mx.array:
+        """Multiply rows [..., H] with the head's matrix, tied or not, or with a part of it."""
+        head = self.head_module if head is None else head
+        return head.as_linear(hidden) if self._tied else head(hidden)
 
     def head_rows(self, ids: mx.array) -> mx.array:
         """Return the head's weights [n, H] of some token ids, unpacked.
@@ -157,6 +162,20 @@ class Target:
         packed = head.weight[ids], head.scales[ids], biases
         scheme = {"group_size": head.group_size, "bits": head.bits, "mode": head.mode}
         return mx.dequantize(*packed, **scheme)
+
+    def narrow_head(self, ids: mx.array) -> nn.Module:
+        """Return a copy of the head's module with the rows of some token ids, packed as they are.
+
+        Raises:
+            ValueError: if the head has an adapter.
+        """
+        head = copy.copy(self.head_module)
+        if head is not _base(head):
+            raise ValueError("The target's head has an adapter: rows cannot be picked.")
+        for name in ("weight", "scales", "biases", "bias"):
+            if isinstance(head.get(name), mx.array):
+                head[name] = head[name][ids]
+        return head
 
     @property
     def _tied(self) -> bool:

@@ -1,6 +1,7 @@
 """Choose the texts and anchors of each step: a function of seed and step alone."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -42,7 +43,7 @@ class Batches:
         self.corpus, self.source = corpus, source
         self.batch_size, self.anchors, self.seed = batch_size, anchors, seed
         self.max_seq_length = max_seq_length
-        self._latest: tuple[int, np.ndarray] | None = None
+        self._order = lru_cache(1)(self._draw_order)
         numbers = np.asarray(texts)
         self.texts = numbers[self._spans(numbers) > 0]
         if len(self.texts) < batch_size:
@@ -66,9 +67,7 @@ class Batches:
     def batch(self, number: int) -> Batch:
         """Return a batch by its number, counted over all epochs."""
         epoch, index = divmod(number, self.per_epoch)
-        if self._latest is None or self._latest[0] != epoch:
-            self._latest = epoch, self._order(epoch)
-        texts = self._latest[1][index]
+        texts = self._order(epoch)[index]
         rng = np.random.default_rng([self.seed, 1, number])
         lengths = self._lengths(texts)
         anchors, used = self._draw_anchors(texts, rng)
@@ -77,7 +76,7 @@ class Batches:
         arrays = (mx.array(x) for x in (lengths, anchors, used))
         return Batch(mx.array(tokens), found.taps, found.final, *arrays)
 
-    def _order(self, epoch: int) -> np.ndarray:
+    def _draw_order(self, epoch: int) -> np.ndarray:
         """Return the texts of an epoch's batches, [batches, batch size]."""
         rng = np.random.default_rng([self.seed, 0, epoch])
         texts = rng.permutation(self.texts)[: self.per_epoch * self.batch_size]

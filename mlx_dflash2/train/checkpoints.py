@@ -16,7 +16,7 @@ _KEEP = 2
 _FREE = {
     "stage", "config", "given", "output_path", "time_limit", "save_every", "steps_per_report",
     "no_cache", "taps", "eval_prompts", "num_eval_prompts", "eval_max_tokens", "eval_temp",
-    "eval_stride", "bits", "data_batch_size", "grad_checkpoint", "thinking",
+    "eval_stride", "bits", "data_batch_size", "grad_checkpoint", "thinking", "no_fast_blas",
 }  # fmt: skip
 ADVICE = "give another --output-path or the first value"
 
@@ -75,10 +75,10 @@ def refuse_shapes(saved: Saved, weights: Any) -> None:
     Raises:
         ValueError: naming a tensor that differs, and both shapes.
     """
-    shapes = {name: value.shape for name, value in dict(tree_flatten(weights)).items()}
-    found = {
-        name: value.shape for name, value in dict(tree_flatten(saved.trees["weights"])).items()
-    }
+    shapes, found = (
+        {name: value.shape for name, value in dict(tree_flatten(tree)).items()}
+        for tree in (weights, saved.trees["weights"])
+    )
     if shapes != found:
         odd = min(n for n in shapes | found if shapes.get(n) != found.get(n))
         raise ValueError(

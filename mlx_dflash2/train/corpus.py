@@ -39,10 +39,9 @@ class Corpus:
         if not files or not files[0].is_file():
             raise FileNotFoundError(f"{path} does not hold a *.npz shard of texts.")
         parts = [_read_shard(file) for file in files]
-        self.tokens = np.concatenate([part["tokens"] for part in parts])
-        self.lengths = np.concatenate([part["lengths"] for part in parts])
-        self.prompt_lengths = np.concatenate([part["prompt_lengths"] for part in parts])
-        self.kinds = np.concatenate([part["kinds"] for part in parts])
+        self.tokens, self.lengths, self.prompt_lengths, self.kinds = (
+            np.concatenate(column) for column in zip(*parts, strict=True)
+        )
         self.starts = np.concatenate([[0], np.cumsum(self.lengths)])
 
     def __len__(self) -> int:
@@ -71,7 +70,8 @@ class Corpus:
         return int(self.lengths.sum() - self.prompt_lengths.sum())
 
 
-def _read_shard(file: Path) -> dict[str, np.ndarray]:
+def _read_shard(file: Path) -> tuple[np.ndarray, ...]:
+    """Read tokens, lengths, prompt lengths and kinds of a shard."""
     try:
         with np.load(file) as shard:
             found = {name: shard[name] for name in shard.files}
@@ -90,12 +90,7 @@ def _read_shard(file: Path) -> dict[str, np.ndarray]:
     kinds = found.get("kinds", np.full(len(lengths), ""))
     if len(kinds) != len(lengths):
         raise ValueError(f"`kinds` of {file} are {len(kinds)}, its texts {len(lengths)}.")
-    return {
-        "tokens": tokens.astype(np.uint32),
-        "lengths": lengths,
-        "prompt_lengths": prompt_lengths,
-        "kinds": kinds.astype(str),
-    }
+    return tokens.astype(np.uint32), lengths, prompt_lengths, kinds.astype(str)
 
 
 def write_shard(file: str | Path, texts: Iterable[Text]) -> None:

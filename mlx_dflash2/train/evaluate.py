@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -121,10 +122,8 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _column_sums(answers: Sequence[Answer], name: str) -> list[int]:
-    columns = [getattr(answer.stats, name) for answer in answers]
-    width = max(map(len, columns), default=0)
-    padded = [column + [0] * (width - len(column)) for column in columns]
-    return np.array(padded).sum(axis=0).tolist()
+    columns = (getattr(answer.stats, name) for answer in answers)
+    return [sum(column) for column in zip_longest(*columns, fillvalue=0)]
 
 
 def evaluate(
@@ -165,11 +164,7 @@ def evaluate(
     recall = None
     if texts:
         with Progress(total=len(texts), desc="recall") as bar:
-
-            def progress(_: str) -> None:
-                bar.update()
-
-            recall = recall_table(model, drafter, texts, stride, progress)
+            recall = recall_table(model, drafter, texts, stride, lambda _: bar.update())
     return {"decoding": decoding, "recall": recall}
 
 

@@ -1,6 +1,7 @@
 """The inputs of a training run: target, prompts, texts and taps, made when they are needed."""
 
 import argparse
+from functools import lru_cache
 from pathlib import Path
 
 import mlx.nn as nn
@@ -27,9 +28,8 @@ class Inputs:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args, self.folder = args, Path(args.output_path).expanduser()
-        self._source: TargetSource | None = None
-        self._loaded: tuple[nn.Module, TokenizerWrapper] | None = None
-        self._loaded_from: tuple[str, bool] | None = None
+        # For the latest name alone: a checkpoint's options may name another target.
+        self._find, self._read = lru_cache(1)(find_target), lru_cache(1)(self._read_target)
 
     @property
     def name(self) -> str:
@@ -39,21 +39,19 @@ class Inputs:
     @property
     def source(self) -> TargetSource:
         """The target's folder, config and shape, found when they are first needed."""
-        if self._source is None or self._source.name != self.name:
-            self._source = find_target(self.name)
-        return self._source
+        return self._find(self.name)
 
     @property
     def loaded(self) -> tuple[nn.Module, TokenizerWrapper]:
         """The target and its tokenizer, read when they are first needed."""
-        source = self.name, self.args.dequantize
-        if self._loaded is None or self._loaded_from != source:
-            model, tokenizer = read_target(self.source, lazy=self.args.dequantize)
-            if self.args.dequantize:
-                unpack(model, flag="--dequantize", say=note)
-            model.freeze()
-            self._loaded, self._loaded_from = (model, tokenizer), source
-        return self._loaded
+        return self._read(self.name, self.args.dequantize)
+
+    def _read_target(self, name: str, dequantize: bool) -> tuple[nn.Module, TokenizerWrapper]:
+        model, tokenizer = read_target(self._find(name), lazy=dequantize)
+        if dequantize:
+            unpack(model, flag="--dequantize", say=note)
+        model.freeze()
+        return model, tokenizer
 
     @property
     def target(self) -> Target:

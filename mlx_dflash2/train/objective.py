@@ -1,10 +1,10 @@
 """The training objective: the loss of a batch of blocks, and counts for the log."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import mlx.core as mx
+from mlx.utils import tree_map
 
 from ..drafter.model import Drafter
 from ..drafter.selector import CandidateSelector
@@ -36,77 +36,8 @@ class Batch(NamedTuple):
     used: mx.array
 
 
-class RowLabels(NamedTuple):
-    """What the rows [N, A, L - 1] of all blocks have to draft.
-
-    Attributes:
-        labels (mx.array): The true tokens.
-        before (mx.array): The true tokens before them.
-        valid (mx.array): Booleans: whether a row counts.
-        final (mx.array, optional): What the target's head reads to predict the labels, with a last
-            axis H.
-    """
-
-    labels: mx.array
-    before: mx.array
-    valid: mx.array
-    final: mx.array | None
-
-
-class FlatRows(NamedTuple):
-    """Any M rows: the drafter's hidden rows [M, H], and what they have to draft."""
-
-    hidden: mx.array
-    labels: mx.array
-    before: mx.array
-    final: mx.array | None
-
-    def map(self, function: Callable[[mx.array], mx.array]) -> "FlatRows":
-        """Apply a function to each of the arrays."""
-        final = None if self.final is None else function(self.final)
-        return FlatRows(function(self.hidden), function(self.labels), function(self.before), final)
-
-    def part(self, at: slice) -> "FlatRows":
-        """Take some of the rows."""
-        return self.map(lambda x: x[at])
-
-
-class SelectorCosts(NamedTuple):
-    """For each row, of the selector's choice.
-
-    Attributes:
-        among (mx.array): Whether the true token is a candidate.
-        choice (mx.array): The cost.
-        logprob (mx.array): The log probability of the true token.
-        chosen (mx.array): Whether the true token is chosen.
-    """
-
-    among: mx.array
-    choice: mx.array
-    logprob: mx.array
-    chosen: mx.array
-
-
-class Costs(NamedTuple):
-    """For each row, of the drafter's logits.
-
-    Attributes:
-        unary (mx.array): The cost.
-        hard (mx.array): The cross entropy with the true token.
-        best (mx.array): Whether the best token is the true one.
-        selector (SelectorCosts, optional): Of a drafter that has a selector.
-    """
-
-    unary: mx.array
-    hard: mx.array
-    best: mx.array
-    selector: SelectorCosts | None
-
-    @classmethod
-    def of(cls, arrays: list[mx.array]) -> "Costs":
-        """Name the arrays of :meth:`Objective._costs`."""
-        unary, hard, best, *rest = arrays
-        return cls(unary, hard, best, SelectorCosts(*rest) if rest else None)
+# Arrays of rows by name: of what they have to draft, or of what that costs.
+Rows = dict[str, mx.array]
 
 
 @dataclass(frozen=True)
@@ -141,13 +72,12 @@ class Objective:
             selector takes it), and ``best_prefix`` and ``chosen_prefix``, rows up to which
             everything is right.
         """
-        hidden = self._hidden(drafter, target, batch)
-        rows = _label_rows(batch, (self.block_size or drafter.block_size) - 1, vocabulary)
-        flat = FlatRows(hidden, rows.labels, rows.before, rows.final)
-        flat = flat.map(lambda x: x.reshape(-1, *x.shape[3:]))
-        arrays = self._in_turns(drafter, vocabulary, flat)
-        costs = Costs.of([x.reshape(rows.labels.shape) for x in arrays])
-        return self._total(costs, rows.valid), _counts(costs, rows.valid)
+        rows, valid = _label_rows(batch, (self.block_size or drafter.block_size) - 1, vocabulary)
+        rows["hidden"] = self._hidden(drafter, target, batch)
+        flat = tree_map(lambda x: x.reshape(-1, *x.shape[3:]), rows)
+        costs = self._in_turns(drafter, vocabulary, flat)
+        costs = tree_map(lambda x: x.reshape(valid.shape), costs)
+        return self._total(costs, valid), _counts(costs, valid)
 
     def _hidden(self, drafter: Drafter, target: TargetHead, batch: Batch) -> mx.array:
         """Run the blocks of all texts: hidden rows [N, A, L - 1, H]."""
@@ -169,34 +99,43 @@ class Objective:
         texts = zip(*(mx.split(x, len(x)) for x in arrays), strict=True)
         return mx.concatenate([run_text(weights, *text) for text in texts])
 
-    def _in_turns(self, drafter: Drafter, vocabulary: Vocabulary, rows: FlatRows) -> list[mx.array]:
+    def _in_turns(self, drafter: Drafter, vocabulary: Vocabulary, rows: Rows) -> Rows:
         """Compute all rows' costs, a bounded number of logits at a time."""
-        count, step = len(rows.labels), max(1, MAX_LOGITS // vocabulary.size)
+        count, step = len(rows["labels"]), max(1, MAX_LOGITS // vocabulary.size)
         if count <= step:
             return self._costs(drafter, vocabulary, rows)
 
-        def inner(parameters: dict[str, Any], *some: Any) -> list[mx.array]:
+        def inner(parameters: dict[str, Any], some: Rows) -> Rows:
             drafter.update(parameters)
-            some_rows = FlatRows(*some)
-            fixed = some_rows.map(mx.stop_gradient)._replace(hidden=some_rows.hidden)
+            # A checkpoint asks for the gradient of all that it is given, and ids have none.
+            fixed = tree_map(mx.stop_gradient, some) | {"hidden": some["hidden"]}
             return self._costs(drafter, vocabulary, fixed)
 
         # What one turn computes on the way is computed again for the gradient, and not kept.
-        turn, parts = mx.checkpoint(inner), []
-        for start in range(0, count, step):
-            some = rows.part(slice(start, start + step))
-            parts.append(turn(drafter.trainable_parameters(), *some))
-        return [mx.concatenate(list(column)) for column in zip(*parts, strict=True)]
+        turn, weights = mx.checkpoint(inner), drafter.trainable_parameters()
+        parts = [
+            turn(weights, {name: x[start : start + step] for name, x in rows.items()})
+            for start in range(0, count, step)
+        ]
+        return {name: mx.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _costs(self, drafter: Drafter, vocabulary: Vocabulary, rows: FlatRows) -> list[mx.array]:
-        """Compute the fields of :class:`Costs`, and with a selector of :class:`SelectorCosts`."""
-        hidden, labels, before, final = rows
+    def _costs(self, drafter: Drafter, vocabulary: Vocabulary, rows: Rows) -> Rows:
+        """Compute arrays [M] of rows ``hidden`` [M, H] and of what they have to draft.
+
+        Returns:
+            dict: ``unary``, the cost of the logits; ``hard``, their cross entropy with the true
+            token; ``best``, whether the best token is the true one; and with a selector ``among``,
+            whether the true token is a candidate; ``choice``, the cost of the choice; ``logprob``,
+            the log probability of the true token; ``chosen``, whether that is taken.
+        """
+        hidden, labels, final = rows["hidden"], rows["labels"], rows.get("final")
         scores = vocabulary.scores(hidden, labels, final)
         unary, hard = unary_loss(self.loss, scores.draft, scores.target, scores.label)
         # What is only counted: a checkpoint would ask for the gradient of the ids that it reads by.
         best = scores.ids[mx.argmax(mx.stop_gradient(scores.unary), axis=-1)] == labels
+        costs = {"unary": unary, "hard": hard, "best": best}
         if not drafter.args.has_selector:
-            return [unary, hard, best]
+            return costs
         K, selector = drafter.args.selector_top_k, drafter.candidate_selector
         columns = mx.argpartition(mx.stop_gradient(-scores.unary), K - 1, axis=-1)[:, :K]
         is_label = scores.ids[columns] == labels[:, None]
@@ -204,7 +143,8 @@ class Objective:
         unaries = mx.take_along_axis(scores.unary, columns, axis=-1)
         if self.detach_selector:
             hidden, unaries = mx.stop_gradient(hidden), mx.stop_gradient(unaries)
-        gate, predecessors = selector.hidden_projection(hidden), selector.predecessors(before)
+        gate = selector.hidden_projection(hidden)
+        predecessors = selector.predecessors(rows["before"])
         successors = _successors(selector, scores.ids, columns)
         choice = score_pairs(unaries, gate, predecessors[:, None], successors)[:, 0]
         wanted = None
@@ -213,18 +153,17 @@ class Objective:
         cost, logprob = selector_loss(choice, is_label, wanted)
         picked = mx.argmax(mx.stop_gradient(choice), axis=-1, keepdims=True)
         chosen = mx.take_along_axis(is_label, picked, axis=-1)[:, 0]
-        return [unary, hard, best, among, cost, logprob, chosen]
+        return costs | {"among": among, "choice": cost, "logprob": logprob, "chosen": chosen}
 
-    def _total(self, costs: "Costs", valid: mx.array) -> mx.array:
+    def _total(self, costs: Rows, valid: mx.array) -> mx.array:
         """Combine the costs of rows [N, A, L - 1] to the loss."""
-        loss = self._mean(costs.unary, self._weights(mx.exp(-costs.hard), valid), valid)
-        selector = costs.selector
-        if selector is None or self.selector_weight == 0:
+        loss = self._mean(costs["unary"], self._weights(mx.exp(-costs["hard"]), valid), valid)
+        if "choice" not in costs or self.selector_weight == 0:
             return loss
-        right = mx.where(selector.among, mx.exp(selector.logprob), 0.0)
+        right = mx.where(costs["among"], mx.exp(costs["logprob"]), 0.0)
         # A row without its true token among the candidates has nothing to choose, yet ends a path.
-        weights = self._weights(right, valid) * selector.among
-        return loss + self.selector_weight * self._mean(selector.choice, weights, valid)
+        weights = self._weights(right, valid) * costs["among"]
+        return loss + self.selector_weight * self._mean(costs["choice"], weights, valid)
 
     def _mean(self, costs: mx.array, weights: mx.array, valid: mx.array) -> mx.array:
         if self.gamma is not None:
@@ -249,28 +188,31 @@ def _successors(selector: CandidateSelector, ids: mx.array, columns: mx.array) -
     return selector.successors(ids[columns])
 
 
-def _label_rows(batch: Batch, length: int, vocabulary: Vocabulary) -> RowLabels:
-    """Collect what the rows of every anchor's block have to draft."""
+def _label_rows(batch: Batch, length: int, vocabulary: Vocabulary) -> tuple[Rows, mx.array]:
+    """Collect what the rows [N, A, L - 1] of every anchor's block have to draft.
+
+    Returns:
+        tuple: The true tokens ``labels``, those ``before`` them, and what the target's head reads
+        to predict them, ``final`` with a last axis H, if the batch has it; and booleans, whether a
+        row counts.
+    """
     at = batch.anchors[..., None] + mx.arange(1, length + 1)
     valid = (at < batch.lengths[:, None, None]) & batch.used[..., None]
-    N, A, _ = at.shape
-    at = mx.minimum(at, batch.tokens.shape[1] - 1).reshape(N, -1)
-    labels = mx.take_along_axis(batch.tokens, at, axis=1).reshape(N, A, length)
-    before = mx.take_along_axis(batch.tokens, at - 1, axis=1).reshape(N, A, length)
-    limit = vocabulary.vocab_size
-    valid = valid & (labels < limit)
-    final = None
+    shape, limit = at.shape, vocabulary.vocab_size
+    at = mx.minimum(at, batch.tokens.shape[1] - 1).flatten(1)
+    labels = mx.take_along_axis(batch.tokens, at, axis=1).reshape(shape)
+    before = mx.take_along_axis(batch.tokens, at - 1, axis=1).reshape(shape)
+    rows = {"labels": mx.minimum(labels, limit - 1), "before": before}
     if batch.final is not None:
         final = mx.take_along_axis(batch.final, (at - 1)[..., None], axis=1)
-        final = final.reshape(N, A, length, -1)
-    return RowLabels(mx.minimum(labels, limit - 1), before, valid, final)
+        rows["final"] = final.reshape(*shape, -1)
+    return rows, valid & (labels < limit)
 
 
-def _counts(costs: Costs, valid: mx.array) -> dict[str, mx.array]:
+def _counts(costs: Rows, valid: mx.array) -> dict[str, mx.array]:
     """Sum by position what :meth:`Objective.__call__` returns beside the loss."""
-    counts = {"rows": valid, "best": costs.best & valid}
-    if costs.selector is not None:
-        counts |= {"among": costs.selector.among & valid, "chosen": costs.selector.chosen & valid}
+    counts = {"rows": valid}
+    counts |= {n: costs[n] & valid for n in ("best", "among", "chosen") if n in costs}
     for name in ("best", "chosen"):
         if name in counts:
             counts[f"{name}_prefix"] = mx.cumprod(counts[name].astype(mx.int32), axis=-1)

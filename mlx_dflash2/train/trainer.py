@@ -22,7 +22,7 @@ from .log import StepTotals, append, drop_lines
 from .objective import Objective
 from .processes import any_of, digest, refuse_disagreement
 from .start import frozen_parameters
-from .vocabulary import FullVocabulary, SampledVocabulary
+from .vocabulary import Vocabulary
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Trainer:
         drafter (Drafter): In float32. Its weights are copied, and the copies are trained; the
             drafter itself computes in the schedule's dtype.
         target (Target): Gives embedding and head.
-        vocabulary: From :mod:`.vocabulary`.
+        vocabulary (Vocabulary): The ids that are scored.
         batches (Batches): The batches to train on.
         objective (Objective): The loss.
         schedule (Schedule): Steps, rates and precision.
@@ -82,7 +82,7 @@ class Trainer:
         self,
         drafter: Drafter,
         target: Target,
-        vocabulary: FullVocabulary | SampledVocabulary,
+        vocabulary: Vocabulary,
         batches: Batches,
         objective: Objective,
         schedule: Schedule,

@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from .start import (
     new_drafter,
 )
 from .trainer import Schedule, Trainer
-from .vocabulary import FullVocabulary, SampledVocabulary, most_frequent
+from .vocabulary import FullVocabulary, SampledVocabulary, Vocabulary, most_frequent
 
 
 class Training:
@@ -42,15 +43,12 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, inputs: Inputs) -> None:
         self.args, self.inputs, self.folder = args, inputs, inputs.folder
-        self._source: DrafterSource | None = None
+        self._find = lru_cache(1)(find_drafter)
 
     @property
     def source(self) -> DrafterSource:
         """Folder and config of the drafter to start from, found when they are first needed."""
-        name = str(self.args.draft_model)
-        if self._source is None or self._source.name != name:
-            self._source = find_drafter(name)
-        return self._source
+        return self._find(str(self.args.draft_model))
 
     def drafter_args(self) -> DrafterArgs:
         """Return the args of the drafter to train.
@@ -134,7 +132,7 @@ class Training:
             max_seq_length=args.max_seq_length,
             seed=args.seed,
         )
-        vocabulary: FullVocabulary | SampledVocabulary = FullVocabulary(target, drafter.args)
+        vocabulary: Vocabulary = FullVocabulary(target, drafter.args)
         if args.vocab_sample:
             frequent = most_frequent(corpus.tokens, args.vocab_sample, vocabulary.vocab_size)
             vocabulary = SampledVocabulary(target, drafter.args, frequent, args.negatives)

@@ -1,6 +1,7 @@
 """Log probabilities of drafter and target, over the vocabulary or a sample that stands for it."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -48,6 +49,9 @@ class Vocabulary(Protocol):
     def size(self) -> int:
         """Columns of a row."""
 
+    def draw(self, key: mx.array) -> "Vocabulary":
+        """Return the vocabulary of one step, which may be a sample."""
+
     def scores(self, hidden: mx.array, labels: mx.array, final: mx.array | None) -> Scores:
         """Score rows.
 
@@ -74,7 +78,6 @@ class FullVocabulary(Vocabulary):
         return self.vocab_size
 
     def draw(self, key: mx.array) -> Vocabulary:
-        """Return the vocabulary of one step: itself, since nothing is drawn."""
         return self
 
     def scores(self, hidden: mx.array, labels: mx.array, final: mx.array | None) -> Scores:
@@ -87,12 +90,13 @@ class FullVocabulary(Vocabulary):
         return Scores(nn.log_softmax(unary), wanted, labels, unary, mx.arange(self.size))
 
 
-class SampledVocabulary:
+class SampledVocabulary(Vocabulary):
     """The most frequent ids, and all others, of which each step draws a sample.
 
     The sample stands for all ids that it was drawn from: its logits are raised by the logarithm
     of how many each of them stands for, so that sums over the columns estimate sums over the
-    vocabulary without bias.
+    vocabulary without bias. A row whose label is not frequent has it in its own column, and not in
+    the sample.
 
     Args:
         target (Target): The target.
@@ -109,75 +113,56 @@ class SampledVocabulary:
     ) -> None:
         self.target, self.args = target, args
         refuse_sample(target, args, len(frequent), negatives)
-        self.vocab_size, self.negatives = drafted_vocab_size(target, args), negatives
+        self.negatives = negatives
         others = np.setdiff1d(np.arange(self.vocab_size), frequent)
         self.frequent, self.others = mx.array(frequent), mx.array(others)
         self.head_rows = target.head_rows(self.frequent).astype(mx.float32)
         column = np.full(self.vocab_size, -1, np.int32)
         column[frequent] = np.arange(len(frequent))
         self.column = mx.array(column)
-
-    @property
-    def size(self) -> int:
-        """Columns of a row of a step."""
-        return self.frequent.size + self.negatives + 1
-
-    def draw(self, key: mx.array) -> "DrawnVocabulary":
-        """Draw the sample of one step."""
-        order = mx.random.permutation(self.others.size, key=key)[: self.negatives]
-        sample = self.others[order]
-        return DrawnVocabulary(self, sample, self.target.head_rows(sample).astype(mx.float32))
-
-
-@dataclass(frozen=True)
-class DrawnVocabulary(Vocabulary):
-    """The columns of one step: the frequent ids, a sample of the others, the row's own label.
-
-    A row whose label is not frequent has it in its own column, and not in the sample.
-
-    Attributes:
-        whole: What the sample was drawn from.
-        sample: Its ids, [negatives].
-        sample_rows: The head's weights of them, [negatives, H] float32.
-    """
-
-    whole: SampledVocabulary
-    sample: mx.array
-    sample_rows: mx.array
+        # Ids and rows of the head; empty until they are drawn.
+        self.sample, self.sample_rows = mx.array([], mx.int32), self.head_rows[:0]
 
     @property
     def vocab_size(self) -> int:
-        return self.whole.vocab_size
+        return drafted_vocab_size(self.target, self.args)
 
     @property
     def size(self) -> int:
-        return self.whole.size
+        return self.frequent.size + self.negatives + 1
+
+    def draw(self, key: mx.array) -> "SampledVocabulary":
+        """Return the vocabulary of one step, with its sample drawn."""
+        drawn = copy(self)
+        order = mx.random.permutation(self.others.size, key=key)[: self.negatives]
+        drawn.sample = self.others[order]
+        drawn.sample_rows = self.target.head_rows(drawn.sample).astype(mx.float32)
+        return drawn
 
     def scores(self, hidden: mx.array, labels: mx.array, final: mx.array | None) -> Scores:
-        whole = self.whole
-        column = whole.column[labels]
+        column = self.column[labels]
         own = column < 0
         hits = self.sample[None] == labels[:, None]
-        stand_for = (whole.others.size - own) / (whole.negatives - hits.sum(axis=1))
+        stand_for = (self.others.size - own) / (self.negatives - hits.sum(axis=1))
         lift = mx.where(hits, _NEVER, mx.log(stand_for)[:, None])
-        label_rows = whole.target.head_rows(labels).astype(mx.float32)
+        label_rows = self.target.head_rows(labels).astype(mx.float32)
 
         def joined(
             hidden: mx.array, transformed: Callable[[mx.array], mx.array]
         ) -> tuple[mx.array, mx.array]:
             hidden = hidden.astype(mx.float32)
-            frequent = transformed(hidden @ whole.head_rows.T)
+            frequent = transformed(hidden @ self.head_rows.T)
             sample = transformed(hidden @ self.sample_rows.T) + lift
             label = transformed((hidden * label_rows).sum(axis=-1, keepdims=True))
             label = mx.where(own[:, None], label, _NEVER)
             return frequent, nn.log_softmax(mx.concatenate([frequent, sample, label], axis=-1))
 
-        unary, draft = joined(hidden, lambda logits: transform(logits, whole.args))
+        unary, draft = joined(hidden, lambda logits: transform(logits, self.args))
         wanted = None
         if final is not None:
-            _, wanted = joined(final, whole.target.transform)
+            _, wanted = joined(final, self.target.transform)
         label = mx.where(own, self.size - 1, column)
-        return Scores(draft, wanted, label, unary, whole.frequent)
+        return Scores(draft, wanted, label, unary, self.frequent)
 
 
 def refuse_sample(target: Target, args: DrafterArgs, frequent: int, negatives: int) -> None:

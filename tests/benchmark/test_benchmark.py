@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -19,6 +20,7 @@ from support.tiny import DENSE, make_drafter, make_model, plain_tokens
 from mlx_dflash2.benchmark import command, results, summary
 from mlx_dflash2.benchmark.arms import Arm, BenchSettings
 from mlx_dflash2.benchmark.measure import Bench, Sample, rounds_of
+from mlx_dflash2.benchmark.quick import Lengths, make_prompts
 from mlx_dflash2.benchmark.report import report
 from mlx_dflash2.benchmark.tables import markdown, terminal
 from mlx_dflash2.decode.clock import PHASES
@@ -443,3 +445,31 @@ def test_ctrl_c_before_the_first_prompt_writes_nothing(folders, monkeypatch, tmp
         main(monkeypatch, "--model", folders[0], "--draft-model", folders[1], "--suites",
              folders[2], "--max-tokens", "6", "--json", tmp_path / "run.json")  # fmt: skip
     assert left.value.code == 130 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("batch", ["1", "3"])
+def test_the_quick_answer(folders, monkeypatch, capsys, batch):
+    pair = ("--model", folders[0], "--draft-model", folders[1])
+    main(monkeypatch, *pair, "-p", "20", "-g", "9", "-n", "2", "-b", batch)
+    out, err = capsys.readouterr()
+    trials = [line for line in err.splitlines() if line.startswith("Trial ")]
+    assert [line.split(":")[0] for line in trials] == [
+        f"Trial {number}, {arm}" for number in (1, 2) for arm in ("plain", "drafts")
+    ]
+    plain, drafts, ratio = out.splitlines()
+    assert plain.startswith("Medians, plain:  prompt_tps=") and "tokens_a_round=1.00" in plain
+    assert drafts.startswith("Medians, drafts:  ") and "peak_memory=" in drafts
+    speeds = [float(re.search(r"generation_tps=([\d.]+)", line)[1]) for line in (plain, drafts)]
+    assert float(re.search(r"[\d.]+", ratio)[0]) == pytest.approx(speeds[1] / speeds[0], abs=0.006)
+
+
+def test_prompts_of_the_quick_answer_have_their_length(saved_pair):
+    prompts = make_prompts(saved_pair, Lengths(700, 4, 3))
+    assert [len(prompt) for prompt in prompts] == [700] * 3
+    assert prompts[0] != prompts[1] != prompts[2]
+
+
+@pytest.mark.parametrize("arguments", [["--suites", "built-in", "x"], ["--recall"], ["-m", "9"]])
+def test_what_the_quick_answer_does_not_use_is_refused(folders, monkeypatch, arguments):
+    with pytest.raises(SystemExit, match="has no effect with -p, -g, -b or -n"):
+        main(monkeypatch, "--model", folders[0], "--draft-model", folders[1], "-p", "8", *arguments)

@@ -37,6 +37,8 @@ COMMON = {
         {"tokenizer_config": {"trust_remote_code": True}, "trust_remote_code": True},
     ),
     "--quantize-activations": ([], {"model_config": {"quantize_activations": True}}),
+    # With two EOS tokens.
+    "--draft-vocab": (["9"], {"drafted": 11}),
     "--dense": ([], {"lazy": True, "unpacked": 2}),
     "--no-kernels": ([], {"kernels": "off"}),
     "--extra-eos-token": (["<|im_end|>", "7"], {"eos": {7, 509, 511}}),
@@ -159,11 +161,14 @@ def record(monkeypatch, invoke, saved_pair):
 
         def load(_, **kwargs):
             seen.update(kwargs)
+            saved_pair.drafter.frequent_tokens = None
             return Pair("tiny", saved_pair.model, tokenizer, saved_pair.drafter)
 
         def stream_text(model, tokenizer, prompt, draft_model, options, **_):
             prompt = prompt.tolist() if isinstance(prompt, mx.array) else prompt
             seen.update(prompt=tokenizer.decode(prompt), eos=set(tokenizer.eos_token_ids))
+            frequent = saved_pair.drafter.frequent_tokens
+            seen.update(drafted=None if frequent is None else len(frequent.ids))
             seen.update(vars(options.sampler))
             del seen["xtc_special_tokens"]
             options = {name: value for name, value in vars(options).items() if name not in OBJECTS}

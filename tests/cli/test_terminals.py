@@ -10,6 +10,7 @@ import pytest
 
 COMMANDS = (
     "generate", "chat", "demo", "benchmark", "doctor", "convert", "train", "download", "omlx",
+    "cache_prompt",
 )  # fmt: skip
 WIDTHS = (80, 40)
 

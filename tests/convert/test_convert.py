@@ -1,5 +1,6 @@
 """Drafters written in MLX format: what is read back is what was there, or nothing is written."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
-from support.commands import main_of
+from support.commands import main_of, options_of
 from support.drafters import FULL, SLIDING, SPECULATORS, V1, V2, nested, without
 from support.golden import CASES, GOLDEN, HeadTarget, rounds
 from support.saved_models import save_drafter as write_drafter
@@ -424,3 +425,19 @@ def test_the_command_as_a_process(tmp_path):
     )
     assert done.stdout.startswith("Wrote mlx_model: ") and "8 bits in groups of 32" in done.stdout
     assert load_drafter(tmp_path / "mlx_model").fc.bits == 8
+
+
+@pytest.mark.parametrize("flag", ["--q-mode", "--quant-predicate", "--trust-remote-code"])
+def test_flags_of_mlx_lm_without_meaning_say_why(invoke, tmp_path, flag):
+    status, out, err = invoke("--model", "x", flag, "y", main=main)
+    assert status == 2 and not out and f"error: {flag} is not supported: a drafter" in err
+
+
+def test_every_flag_of_mlx_lm_convert_is_known():
+    theirs = importlib.import_module("mlx_lm.convert").configure_parser()
+    ours = {
+        f
+        for action in options_of("convert").setup_arg_parser()._actions
+        for f in action.option_strings
+    }
+    assert {f for action in theirs._actions for f in action.option_strings} <= ours

@@ -7,6 +7,7 @@ from support.runs import model_of, prompt_and_plain, steps_of
 from support.tiny import DENSE, HYBRID, SLIDING, VOCAB, make_drafter, plain_tokens
 
 from mlx_dflash2 import DFlashPromptCache, Stats, make_sampler
+from mlx_dflash2.copies import CopyProposer
 from mlx_dflash2.generate import dflash_generate_step
 
 KINDS = (DENSE, HYBRID, SLIDING)
@@ -19,6 +20,28 @@ def test_a_draft_begins_with_the_last_token_of_its_round(kind):
     calls = [proposer.calls for _ in steps_of(kind, prompt, proposer, max_tokens=11)]
     # The prompt's pass gives one token, each round three; the eleventh has no room for a draft.
     assert calls == [1, 1, 1, 2, 2, 2, 3, 3, 3, 3, 3]
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_copies_are_looked_up_ahead_too(stop):
+    """The drafter begins ahead only where there is nothing to copy; the index stays exact."""
+    prompt, plain = prompt_and_plain(DENSE, 16)
+    drafter = half(prompt + plain, VOCAB, 2)
+    proposer, model = CopyProposer(drafter), model_of(DENSE)
+    session = DFlashPromptCache(model, proposer)
+    steps = steps_of(DENSE, prompt, proposer, session, max_tokens=30, verify_width=8)
+    tokens, calls = [], []
+    for _ in range(stop):
+        tokens.append(next(steps)[0])
+        calls.append(drafter.calls)
+    steps.close()
+    assert tokens == plain[:stop] and calls == [1, 1, 1, 2, 2, 2, 3, 3][:stop]
+    known = session.context.index.tokens
+    assert session.tokens == prompt + tokens == known[: len(session.tokens)]
+    whole = [*prompt, *tokens, *prompt]
+    rest = session.reuse(whole)
+    again = steps_of(DENSE, rest.tolist(), proposer, session, max_tokens=8, verify_width=8)
+    assert [t for t, _, _ in again] == plain_tokens(model, whole, 8)
 
 
 def test_each_round_drafts_once():

@@ -9,6 +9,7 @@ from mlx_lm.models.cache import QuantizedKVCache
 from support.tiny import DENSE, HYBRID, make_drafter, make_model
 
 from mlx_dflash2.kernels import shadow as module
+from mlx_dflash2.kernels.qmm_rows import qmm_rows_ops
 from mlx_dflash2.kernels.shadow import RowsEmbedding, RowsLinear, attend, shadow
 from mlx_dflash2.targets import bind
 
@@ -67,12 +68,13 @@ def test_only_plain_quantized_products_are_replaced():
 
 @pytest.mark.parametrize("biased", [True, False])
 def test_the_kernel_takes_the_rows_it_is_asked_for(biased, monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        module.qmm_rows,
-        "kernel",
-        lambda x, m: calls.append(x.shape[0]) or module.qmm_rows.ops(x, m),
-    )
+    calls, made = [], []
+
+    def launcher(matrix, rows):
+        made.append(rows)
+        return lambda x: calls.append(rows) or qmm_rows_ops(x, matrix)
+
+    monkeypatch.setattr(module, "launcher", launcher)
     linear = nn.QuantizedLinear.from_linear(nn.Linear(64, 32, bias=biased))
     copied = shadow(linear, lambda _: {3, 4})
     for shape in [(1, 3, 64), (3, 64), (2, 2, 64), (1, 5, 64), (64,)]:
@@ -80,7 +82,8 @@ def test_the_kernel_takes_the_rows_it_is_asked_for(biased, monkeypatch):
         assert mx.array_equal(copied(x), linear(x)).item()
     # Rows in another dtype than the scales are the stock product's.
     copied(mx.ones((3, 64), mx.bfloat16))
-    assert calls == [3, 3, 4]
+    assert calls == [3, 3, 4] and made == [3, 4]
+    assert arrays(copied) == arrays(linear)
     embedding = nn.QuantizedEmbedding(32, 64)
     head = shadow(embedding, lambda _: {3})
     x = mx.random.normal((1, 3, 64))

@@ -14,6 +14,7 @@ _SCALARS = (
     "float half bfloat int uint short ushort char uchar long ulong bool size_t int8_t uint8_t "
     "int16_t uint16_t int32_t uint32_t int64_t uint64_t float16_t bfloat16_t void"
 ).split()
+_TEMPLATES = ("vec", "simdgroup_matrix", "array")
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*$")
 _INITIALIZER = "initializer on a threadgroup variable (does not reliably run: assign, then barrier)"
 
@@ -36,8 +37,10 @@ def lint(text: str, is_header: bool = False) -> list[str]:
             found = _lambda(tokens, position)
         elif token == "(":
             found = _function_pointer(tokens, position)
-        elif token in types:
-            found = _pointer(tokens, position)
+        elif token in types or token == "auto":
+            found = _pointer(tokens, position, position + 1)
+        elif token in _TEMPLATES and tokens.at(position + 1) == "<":
+            found = _pointer(tokens, position, tokens.close(position + 1) + 1)
         findings += [f"line {tokens.line(position)}: {what}" for what in found]
     return findings
 
@@ -71,8 +74,9 @@ def _function_pointer(tokens: Tokens, position: int) -> list[str]:
     return []
 
 
-def _pointer(tokens: Tokens, position: int) -> list[str]:
-    mark, name = tokens.at(position + 1), tokens.at(position + 2)
+def _pointer(tokens: Tokens, position: int, behind: int) -> list[str]:
+    """A type at ``position`` that ends before ``behind`` and has a mark of a pointer there."""
+    mark, name = tokens.at(behind), tokens.at(behind + 1)
     if mark not in ("*", "&") or not (_IDENTIFIER.match(name) or name == ")"):
         return []
     before = position - 1

@@ -19,6 +19,8 @@ REFUSED = {
     "write through a const input": ("inp[0] = 1.0f; out[0] = 1.0f;", ""),
     "local pointer without a space": (f"float x[2] = {{0.0f, 1.0f}}; float* p = x; {W}p[1];", ""),
     "parameter without a space": (f"{W}f(inp[0]);", "inline float f(float x) { return x; }\ninline void g(float* p) { *p = 1.0f; }\n"),
+    "vector parameter without a space": (f"{W}1.0f;", "inline float g(vec<float, 4>& x) { return x[0]; }\n"),
+    "deduced pointer without a space": (f"float x[2] = {{0.0f, 1.0f}}; auto* p = x; {W}p[1];", ""),
     "threadgroup initializer": (f"threadgroup float x = 1.0f; {W}x;", ""),
     "threadgroup array initializer": (f"threadgroup float x[2] = {{0.0f, 1.0f}}; {W}x[0];", ""),
     "bfloat to half": (f"bfloat b = bfloat(inp[0]); half h = b; {W}h;", ""),

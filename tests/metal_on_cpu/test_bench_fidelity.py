@@ -6,11 +6,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlx_dflash2.kernels.cases import all_cases
+from mlx_dflash2.kernels import qmm_rows
+from mlx_dflash2.kernels.cases import all_cases, quantized_matrix
 
 from . import BenchKernel, Schedule
 from .running import reload
-from .stock import published, qmv_wide
+from .stock import published, qmv, qmv_wide, sdpa_vector
 
 DTYPES = [mx.float32, mx.float16, mx.bfloat16]
 TOLERANCE = {mx.float32: 1e-5, mx.float16: 2e-3, mx.bfloat16: 2e-2}
@@ -54,29 +55,15 @@ def test_softmax(launch, variant, size, threads, dtype):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sdpa_vector(launch, dtype):
     launch.lint_header = False
-    source = """sdpa_vector<T, D>(q, k, v, out, gqa, n, head, seq, head, seq, scale,
-        (const device bool*)q, (const device T*)q, gqa, gqa, gqa, (const device T*)q, gqa,
-        threadgroup_position_in_grid, threadgroups_per_grid,
-        simdgroup_index_in_threadgroup, thread_index_in_simdgroup);"""
-    names = ["q", "k", "v", "gqa", "n", "head", "seq", "scale"]
-    kernel = BenchKernel("sdpa", names, ["out"], source, published("sdpa_vector.h"))
     H, N, D = 2, 37, 64
     shapes = [(1, 2 * H, 1, D), (1, H, N, D), (1, H, N, D)]
     q, k, v = (
         mx.random.normal(s, key=mx.random.key(i)).astype(dtype) for i, s in enumerate(shapes)
     )
-    strides = [mx.array(n, mx.uint64) for n in (N * D, D)]
+    expected = mx.fast.scaled_dot_product_attention(q, k, v, scale=D**-0.5)
     for schedule in SCHEDULES[::2]:
         launch.schedule = schedule
-        out = kernel(
-            inputs=[q, k, v, 2, N, *strides, D**-0.5],
-            template=[("T", dtype), ("D", D)],
-            grid=(2 * H * 1024, 1, 1),
-            threadgroup=(1024, 1, 1),
-            output_shapes=[q.shape],
-            output_dtypes=[dtype],
-        )[0]
-        assert_close(out, mx.fast.scaled_dot_product_attention(q, k, v, scale=D**-0.5))
+        assert_close(sdpa_vector(q, k, v), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -126,3 +113,11 @@ def test_products_of_a_few_rows(launch, shape):
     x, matrix = case.make(mx.float32)
     (expected,) = case.expected((x, matrix._replace(offset=None)))
     assert_close(qmv_wide(x, matrix), mx.array(expected.astype(np.float32)))
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_product_of_one_row(launch, bits):
+    launch.lint_header = False
+    x, matrix = quantized_matrix(1, 1024, 24, 64, bits)(mx.float32)
+    expected = qmm_rows.ops(x, matrix)
+    assert_close(qmv(x, matrix), expected)

@@ -23,6 +23,7 @@ SCHEDULED = {
     "pair_walk": "B2 L3 K5 R33 V40 T8",
     "grouped_conv": "B2 L8 H96 G3 K2",
     "grouped_conv_norm": "B2 L8 H96 G3 K2",
+    "top_p": "2x40 p0.7 tied",
     "qmm_rows": "M8 K512 N40 g64 b4",
     "gated_delta_verify": "B2 T3 P4 Hk2 Hv4 Dk16 Dv8",
 }

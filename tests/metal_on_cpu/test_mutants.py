@@ -30,6 +30,8 @@ FILES = {
     "grouped_conv.metal": ("grouped_conv[B2 L8 H96 G3 K2]",),
     "grouped_conv_norm.metal": ("grouped_conv_norm[B2 L8 H96 G3 K2]",),
     "gated_delta_verify.metal": ("gated_delta_verify[B2 T3 P4 Hk2 Hv4 Dk16 Dv8]",),
+    "top_p.metal": ("top_p[2x40 p0.7 tied]", "top_p[2x2500 p0.05 tied]"),
+    "ordered_key.h": ("top_p[2x40 p0.7]",),
     "qmm_rows.metal": ("qmm_rows[M5 K1024 N16 g64 b4 offset]", "qmm_rows[M3 K288 N17 g32 b4]"),
     "gated_delta.h": ("gated_delta_verify[B1 T3 P3 Hk1 Hv2 Dk128 Dv16]",),
 }

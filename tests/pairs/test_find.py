@@ -3,6 +3,7 @@
 import dataclasses
 import io
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -192,3 +193,47 @@ def test_the_cpu_computes_in_float32_a_gpu_in_what_is_stored(monkeypatch):
     for device, expected in ((mx.cpu, mx.float32), (mx.gpu, None)):
         monkeypatch.setattr(mx, "default_device", lambda device=device: mx.Device(device))
         assert load.device_dtype() == expected
+
+
+@pytest.fixture
+def listed(folders, tmp_path):
+    """Both models downloaded from a hub that lists further files of theirs; then offline."""
+    repos = {}
+    for name, folder in zip((TARGET, DRAFTER), folders, strict=True):
+        repos[name] = shutil.copytree(folder, tmp_path / "listed" / folder.name)
+        (repos[name] / "original.json").write_text("{}")
+        (repos[name] / "model-of-another-tool.safetensors").write_bytes(b"")
+    with local_hub(tmp_path / "hub", repos):
+        for name in repos:
+            files.snapshot_download(name, allow_patterns=["*.json", "*.jinja", "*.safetensors"])
+        for file in tmp_path.glob("hub/*/snapshots/*/*o*.*"):
+            if file.name in ("original.json", "model-of-another-tool.safetensors"):
+                file.unlink()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+            yield tmp_path / "hub"
+
+
+def test_offline_what_is_needed_is_enough(listed):
+    with pytest.warns(match=r"is incomplete: .* missing \(.*original.json"):
+        pair = load_pair(find_pair(TARGET, DRAFTER))
+    assert pair.name == TARGET
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_offline_what_is_missing_is_named(listed, name):
+    (file,) = listed.glob(f"models--org--target/snapshots/*/{name}")
+    file.unlink()
+    with pytest.warns(match=rf"missing \(.*{name}"), pytest.raises((OSError, ValueError)) as error:
+        load_pair(find_pair(TARGET, DRAFTER))
+    assert "\n" not in str(error.value)
+
+
+def test_a_name_that_is_nowhere_says_whether_the_hub_was_reached(hub, monkeypatch):
+    with pytest.raises(FileNotFoundError, match="the hub does not have it, or it is private"):
+        find_target("org/nothing")
+    with pytest.raises(FileNotFoundError, match="it is not a repository's name"):
+        find_target("no/such/folder")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="not in the cache, and the hub cannot be reached"):
+        find_target("org/nothing")

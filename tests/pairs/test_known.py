@@ -69,6 +69,47 @@ def test_other_models_have_no_drafter(name):
     assert all(target in message for target in DRAFTERS)
 
 
+@pytest.mark.parametrize(
+    "name, drafter",
+    [
+        ("mlx-community/Meta-Llama-3.1-8B-Instruct-4bit", "Llama-3.1-8B-Instruct"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "Llama-3.1-8B-Instruct"),
+        ("unsloth/Qwen3.5-9B-UD-MLX-4bit", "Qwen3.5-9B"),
+        ("unsloth/Qwen3-8B-unsloth-bnb-4bit", "Qwen3-8B"),
+        ("Intel/Qwen3.5-27B-int4-AutoRound", "Qwen3.5-27B"),
+        ("Jundot/Qwen3.5-27B-oQ4", "Qwen3.5-27B"),
+        ("Jundot/Qwen3.5-27B-oQ3.5e", "Qwen3.5-27B"),
+        ("mlx-community/Qwen3-Coder-30B-A3B-Instruct-4bit-dwq-v2", "Qwen3-Coder-30B-A3B-Instruct"),
+        ("lmstudio-community/Qwen3-Coder-Next-MLX-8bit", "Qwen3-Coder-Next"),
+        ("mlx-community/gpt-oss-20b-MXFP4-Q8", "gpt-oss-20b"),
+        ("mlx-community/gemma-4-31b-it-4bit", "gemma-4-31B-it"),
+        ("mlx-community/gemma-4-12b-it-4bit", "gemma-4-12B-it"),
+    ],
+)
+def test_names_of_the_community(name, drafter):
+    assert default_drafter(name) == DRAFTERS[drafter]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "meta-llama/Llama-3.1-8B",
+        "NousResearch/Hermes-3-Llama-3.1-8B",
+        "meta-Qwen3-8B",
+        "google/gemma-4-31B",
+        "google/gemma-4-31B-it-qat-4bit",
+        "Qwen/Qwen3-Coder-30B-A3B",
+        "openai/gpt-oss-safeguard-20b",
+        "unsloth/gpt-oss-20b-heretic-oQ4",
+        "someone/Qwen3.5-27B-oQ",
+        "Qwen/Qwen3.5-27B-Base",
+    ],
+)
+def test_relatives_have_none(name):
+    with pytest.raises(ValueError, match="No drafter is known"):
+        default_drafter(name)
+
+
 @pytest.mark.parametrize("name", ["zai-org/GLM-5.3-Flash", "mlx-community/GLM-5.3-Flash-4bit"])
 def test_a_target_without_a_model_file_is_refused_by_name(name):
     with pytest.raises(ValueError, match=r"incoai/GLM-5\.3-Flash-DFlash2.*no model file") as error:

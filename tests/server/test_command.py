@@ -25,7 +25,14 @@ OTHER_DEFAULTS = {
 }
 # Flags that mlx_lm.server does not have.
 OWN = {"--draft-bits", "--block-size", "--verify-width", "--allowed-hosts", "--api-key"}
-OWN |= {"--revision", "--no-kernels", "--copy-drafts", "--version", "--quantize-activations"}
+OWN |= {
+    "--revision",
+    "--no-kernels",
+    "--copy-drafts",
+    "--draft-vocab",
+    "--version",
+    "--quantize-activations",
+}
 OWN |= {"--extra-eos-token", "--dense", "--no-fast-blas"}
 OWN |= {"--max-queue", "--prompt-cache-dir", "--prompt-cache-dir-bytes"}
 UNSUPPORTED = {"--pipeline"}

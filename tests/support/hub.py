@@ -66,6 +66,8 @@ def local_hub(cache: Path, repos: dict[str, Path]) -> Iterator[Hub]:
             body, etag = found or (b"{}", "")
             self.send_response(200 if found else 404)
             self.send_header("Content-Length", str(len(body)))
+            if not found and self.path.startswith("/api/"):
+                self.send_header("X-Error-Code", "RepoNotFound")
             self.send_header("X-Repo-Commit", COMMIT)
             if etag:
                 self.send_header("ETag", f'"{etag}"')

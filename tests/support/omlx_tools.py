@@ -36,8 +36,10 @@ def settings(model: str = MODEL, drafter: str = DRAFTER, **kwargs: Any) -> dict[
 
 
 def readme_example() -> dict[str, Any]:
-    """The settings document that the README shows."""
-    section = (Path(__file__).parents[2] / "README.md").read_text().partition("\n## oMLX\n")[2]
+    """The settings document that the documentation shows."""
+    section = (
+        (Path(__file__).parents[2] / "docs/omlx.md").read_text().partition("\n## The settings\n")[2]
+    )
     return json.loads(section.partition("```json\n")[2].partition("```")[0])
 
 

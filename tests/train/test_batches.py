@@ -241,9 +241,9 @@ def test_a_cache_without_a_full_record_is_refused(field, targets, corpus, tmp_pa
 
 
 def test_an_epoch_is_ordered_once(corpus, monkeypatch):
+    asked, order = [], Batches._draw_order
+    monkeypatch.setattr(Batches, "_draw_order", lambda self, n: asked.append(n) or order(self, n))
     batches = make_batches(corpus)
-    asked, order = [], Batches._order
-    monkeypatch.setattr(Batches, "_order", lambda self, n: asked.append(n) or order(self, n))
     for number in (0, 1, 2, 3, 4, 5, 0):
         batches.batch(number)
     assert batches.per_epoch == 3 and asked == [0, 1, 0]

@@ -14,12 +14,12 @@ from mlx_dflash2.drafter.variants import without_selector
 from mlx_dflash2.evaluation.prompts import Prompt
 from mlx_dflash2.targets import bind
 from mlx_dflash2.train import evaluate
-from mlx_dflash2.train.chain import Chain, chain
 from mlx_dflash2.train.corpus import Corpus
 from mlx_dflash2.train.options import parse
 from mlx_dflash2.train.run import Run
 from mlx_dflash2.train.taps import ComputedTaps
 from tools import ablation
+from tools.chain import Chain, chain
 
 main = main_of("train")
 

@@ -8,6 +8,7 @@ import mlx.core as mx
 
 from ...drafter.context import BlockRows, Context, DrafterContext, LayerContext, block_mask
 from ...drafter.model import Drafter, Proposal, Proposer
+from ...drafter.vocabulary import FrequentHead
 from ...targets import Target
 from ..clock import DRAFT, Clock
 from ..judge import Judge
@@ -69,7 +70,7 @@ def takes_batches(proposer: Proposer) -> TypeGuard[Drafter]:
 
 def propose_rows(
     proposer: Proposer,
-    target: Target,
+    head: Any,
     anchors: mx.array,
     contexts: Sequence[Any],
     block_size: int,
@@ -80,16 +81,16 @@ def propose_rows(
     """Draft a block for each of several sequences, in the order of their anchors [B].
 
     Sequences of one temperature share a pass of the drafter. Our own drafter is told what the
-    judges' processors make of its logits.
+    judges' processors make of its logits. ``head`` is the target, or a part of its head.
     """
     timed: dict[str, Any] = {}
     if clock is not None and isinstance(proposer, Drafter):
         timed["on_block"] = partial(clock.lap, DRAFT)
-    processed = _Processed(judges, histories, target.vocab_size)
+    processed = _Processed(judges, histories, head)
     if len(judges) == 1 or not takes_batches(proposer):
         return [
             proposer.propose(
-                target, anchor, context, block_size, judge.temperature, judge.draft_key(),
+                head, anchor, context, block_size, judge.temperature, judge.draft_key(),
                 **timed, **(processed.rows([b]) if isinstance(proposer, Drafter) else {}),
             )
             for b, (anchor, context, judge) in enumerate(
@@ -100,7 +101,7 @@ def propose_rows(
     for temperature in {judge.temperature for judge in judges}:
         rows = [b for b, judge in enumerate(judges) if judge.temperature == temperature]
         found = proposer.propose_rows(
-            target,
+            head,
             anchors if len(rows) == len(judges) else anchors[mx.array(rows)],
             StackedContext([contexts[b] for b in rows]),
             block_size,
@@ -118,7 +119,7 @@ class _Processed(NamedTuple):
 
     judges: Sequence[Judge]
     histories: Sequence[mx.array | None]
-    vocab_size: int
+    head: Target | FrequentHead
 
     def rows(self, which: Sequence[int]) -> dict[str, Any]:
         """The argument of :meth:`Drafter.propose` for these rows; none if nothing is processed."""
@@ -127,16 +128,26 @@ class _Processed(NamedTuple):
         return {"process": partial(self._process, which)}
 
     def _process(self, which: Sequence[int], logits: mx.array) -> mx.array:
+        # Processors name ids of the whole vocabulary.
         size = logits.shape[-1]
-        padding = [(0, 0), (0, self.vocab_size - size)]
+        columns = None if isinstance(self.head, Target) else self.head.draft_ids
         rows = list(logits)
         for row, b in enumerate(which):
             judge, history = self.judges[b], self.histories[b]
             if judge.pure and history is not None:
-                # Processors name ids of the whole vocabulary.
-                wide = mx.pad(rows[row], padding, constant_values=-mx.inf)
-                rows[row] = judge.process_drafts(wide, history)[:, :size]
+                wide = self._widened(rows[row], columns)
+                processed = judge.process_drafts(wide, history)
+                rows[row] = processed[:, :size] if columns is None else processed[:, columns]
         return mx.stack(rows)
+
+    def _widened(self, rows: mx.array, columns: mx.array | None) -> mx.array:
+        """Put rows into the columns of the whole vocabulary."""
+        length, size = rows.shape
+        if columns is None:
+            padding = [(0, 0), (0, self.head.vocab_size - size)]
+            return mx.pad(rows, padding, constant_values=-mx.inf)
+        none = mx.full((length, self.head.vocab_size), -mx.inf)
+        return mx.put_along_axis(none, columns[None], rows, axis=1)
 
 
 def _each(anchors: mx.array) -> list[mx.array]:

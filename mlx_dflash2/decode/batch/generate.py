@@ -1,8 +1,9 @@
 """Generate responses to many prompts at once with a drafter, with mlx-lm's arguments."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import mlx.core as mx
@@ -16,10 +17,10 @@ from ...drafter.model import Proposer
 from ..checks import check_ids
 from ..defaults import BATCH_MAX_TOKENS, COMPLETION_BATCH_SIZE, PREFILL_STEP_SIZE
 from ..generate import make_judge, make_loop
-from ..options import GenerationOptions, Sampler
+from ..options import GenerationOptions, Sampler, refuse_unknown
 from ..session import DFlashPromptCache
 from ..stats import Stats
-from ..text import check_prompt, encode_prompt
+from ..text import check_prompt, decode_text, encode_prompt, wrap_tokenizer
 from .caches import check_batchable, check_rotation
 from .decoder import Answer, BatchDecoder
 
@@ -66,8 +67,10 @@ def batch_generate(
         ValueError: if an argument, the pair of models, or a cache does not fit, in one line and
           before anything is decoded.
     """
-    if not isinstance(tokenizer, TokenizerWrapper):
-        tokenizer = TokenizerWrapper(tokenizer)
+    tokenizer = wrap_tokenizer(tokenizer)
+    one = isinstance(prompts, str | bytes) or (isinstance(prompts, mx.array) and prompts.ndim < 2)
+    if one or not isinstance(prompts, Iterable) or any(isinstance(p, int) for p in prompts):
+        raise TypeError("`prompts` has to be a list of prompts, each text or a list of token ids.")
     encoded = [encode_prompt(tokenizer, prompt) for prompt in prompts]
     if draft_model is None:
         kwargs |= {
@@ -80,6 +83,7 @@ def batch_generate(
             "return_logprobs": return_logprobs,
         }
         return mlx_lm.batch_generate(model, tokenizer, **kwargs)
+    refuse_unknown(kwargs, signature(decode_batch).parameters)
     stats = Stats() if stats is None else stats
     kwargs |= {"return_prompt_caches": return_prompt_caches, "return_logprobs": return_logprobs}
     progress = _Progress(len(encoded), verbose)
@@ -98,7 +102,7 @@ def batch_generate(
     if verbose:
         print(f"\n{stats.summary()}")
     return BatchResponse(
-        [tokenizer.decode(row.tokens) for row in rows],
+        [decode_text(tokenizer, row.tokens) for row in rows],
         _batch_stats(stats, time.perf_counter() - start),
         [row.prompt_cache or [] for row in rows] if return_prompt_caches else None,
         [row.tokens for row in rows] if return_token_ids else None,
@@ -223,6 +227,8 @@ def _caches(count: int, prompt_caches: Any) -> Sequence[list[Any] | None]:
 
 def _for_each(name: str, value: Any, count: int, shared: bool) -> Sequence[Any]:
     """Return one value for each prompt."""
+    if not shared and not isinstance(value, Iterable):
+        raise TypeError(f"`{name}` is {value!r} but has to be one value or a list of them.")
     values = [value] * count if shared else list(value)
     if len(values) != count:
         raise ValueError(

@@ -6,13 +6,13 @@ from typing import NamedTuple
 import mlx.core as mx
 import numpy as np
 
-from ..drafter.logits import best_tokens
-from ..drafter.model import Drafter
-from ..evaluation.teacher_forced import CANDIDATES
-from ..targets import Target
-from .blocks import run_blocks
-from .corpus import Corpus
-from .taps import TapSource, padded_tokens
+from mlx_dflash2.drafter.logits import best_tokens
+from mlx_dflash2.drafter.model import Drafter
+from mlx_dflash2.evaluation.teacher_forced import CANDIDATES
+from mlx_dflash2.targets import Target
+from mlx_dflash2.train.blocks import run_blocks
+from mlx_dflash2.train.corpus import Corpus
+from mlx_dflash2.train.taps import TapSource, padded_tokens
 
 _ANCHORS = 32
 
@@ -60,7 +60,9 @@ def chain(
         if len(tokens) - start < 2:
             continue
         hits = _hits(drafter, target, corpus, source, text)
-        rows.append([len(tokens) - start - 1, *(_rounds(h, len(tokens) - start) for h in hits)])
+        rows.append(
+            [len(tokens) - start - 1, *(count_rounds(h, len(tokens) - start) for h in hits)]
+        )
     return Chain(*np.array(rows).T)
 
 
@@ -99,7 +101,7 @@ def _leading(
     return [mx.cumprod(hit.astype(mx.int32), axis=-1).sum(axis=-1) for hit in hits]
 
 
-def _rounds(leading: np.ndarray, length: int) -> int:
+def count_rounds(leading: np.ndarray, length: int) -> int:
     """Count the rounds from an answer's first token to its last; each ends with a bonus."""
     at, rounds = 0, 0
     while at < length - 1:
