@@ -8,6 +8,7 @@ from .cli.versions import tell_versions
 COMMANDS = {
     "generate": "answer a prompt",
     "chat": "hold a conversation in a terminal",
+    "server": "serve a pair behind OpenAI's API",
     "demo": "try the embedded pair: tokens and speed beside plain mlx-lm",
     "benchmark": "compare ways of decoding: speed, acceptance, tokens",
     "cache_prompt": "process a long prompt once, for many answers",

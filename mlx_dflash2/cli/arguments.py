@@ -216,6 +216,24 @@ def add_stop_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_grammar_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the answer has to follow."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--json-schema",
+        metavar="FILE",
+        type=existing_file,
+        help="A JSON schema that the answer has to follow",
+    )
+    group.add_argument("--regex", help="A regular expression that the answer has to match")
+    group.add_argument(
+        "--grammar",
+        metavar="FILE",
+        type=existing_file,
+        help="A grammar in Lark's form that the answer has to follow",
+    )
+
+
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how tokens are drawn: mlx-lm's settings, and its logits processors."""
     group = parser.add_argument_group("sampling")
@@ -307,6 +325,14 @@ def safetensors_file(text: str) -> str:
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return str(path)
+
+
+def existing_file(text: str) -> Path:
+    """Parse an argument that names a file to read."""
+    path = Path(text).expanduser()
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no file {path}")
+    return path
 
 
 def json_object(text: str) -> dict[str, Any]:

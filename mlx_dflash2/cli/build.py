@@ -12,7 +12,7 @@ from mlx_lm.generate import wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ..decode.defaults import CPU_PREFILL_STEP_SIZE, PREFILL_STEP_SIZE
-from ..decode.options import GenerationOptions
+from ..decode.options import GenerationOptions, LogitsProcessor
 from ..decode.sampling import Sampling, make_logits_processors, make_sampler
 from ..kernels import switch_off
 from ..kernels.race import race_here
@@ -83,6 +83,36 @@ def fit_to_tokenizer(options: GenerationOptions, tokenizer: TokenizerWrapper) ->
         special = (*tokenizer.encode("\n"), *tokenizer.eos_token_ids)
         sampler = replace(sampler, xtc_special_tokens=special)
     return replace(options, sampler=sampler)
+
+
+def make_constraint(
+    args: argparse.Namespace, pair: Pair, vocab_size: int
+) -> Sequence[LogitsProcessor]:
+    """Make the constraint of the arguments, if there is one.
+
+    Args:
+        args (argparse.Namespace): With those of :func:`add_grammar_arguments`.
+        pair (Pair): The pair.
+        vocab_size (int): The target's number of tokens.
+
+    Raises:
+        ImportError: if llguidance is not installed.
+        ValueError: if the grammar does not compile, or the vocabulary does not fit.
+    """
+    files = {"json_schema": args.json_schema, "grammar": args.grammar}
+    texts = {kind: file.read_text() for kind, file in files.items() if file is not None}
+    if args.regex is not None:
+        texts["regex"] = args.regex
+    if not texts:
+        return []
+    try:
+        from ..decode.grammar import Grammar, GrammarVocabulary
+    except ImportError as error:
+        raise ImportError(
+            "--json-schema, --regex and --grammar need llguidance: install mlx-dflash2[structured]."
+        ) from error
+    vocabulary = GrammarVocabulary(pair.tokenizer, vocab_size)
+    return [Grammar(vocabulary, vocabulary.compile(*item)) for item in texts.items()]
 
 
 def read_pair(

@@ -87,7 +87,7 @@ class Drafting:
             if not lazy:
                 mx.async_eval([x for proposal in found for x in proposal if x is not None])
             for index, proposal in zip(places, found, strict=True):
-                proposals[index] = proposal
+                proposals[index] = sequences[index].judge.cut(proposal)
         if self.clock is not None:
             self.clock.lap(SELECT, [[x for x in p if x is not None] for p in proposals])
         return proposals
@@ -103,7 +103,14 @@ class Drafting:
         """Hand the drafter the rows that a pass over ``inputs`` left in the caches."""
         if self.proposer is None or not self.guard.on:
             return
-        contexts = [sequence.drafter_context for sequence in sequences]
+        rows = [b for b, sequence in enumerate(sequences) if sequence.drafts]
+        if not rows:
+            return
+        if len(rows) < len(sequences):
+            inputs = inputs[mx.array(rows)]
+            taps = None if taps is None else taps[mx.array(rows)]
+        contexts = [sequences[b].drafter_context for b in rows]
+        positions, keeps = ([numbers[b] for b in rows] for numbers in (positions, keeps))
         with self.guard.step():
             extend_rows(self.proposer, contexts, inputs, taps, positions, keeps)
 

@@ -9,6 +9,7 @@ from mlx_lm.sample_utils import greedy_sampler
 
 from ..drafter.model import Proposal
 from .accept import accept_greedy, accept_sampled
+from .constraint import Constraint
 from .host import integer, integers
 from .sampling import PureProcessor, Sampling
 
@@ -58,7 +59,8 @@ class Judge:
 
     Args:
         sampler (callable, optional): Default: ``None``, greedy.
-        logits_processors (sequence, optional): As in mlx-lm.
+        logits_processors (sequence, optional): As in mlx-lm; one of them may be a
+            :class:`Constraint`.
         seed (int, optional): Makes the draws repeatable and leaves ``mx.random`` alone. Default:
             ``None``, which takes one number from ``mx.random``.
     """
@@ -70,7 +72,12 @@ class Judge:
         seed: int | None = None,
     ):
         self.sampler = sampler or greedy_sampler
-        self.processors = list(logits_processors or ())
+        given = list(logits_processors or ())
+        constraints = [p for p in given if isinstance(p, Constraint)]
+        if len(constraints) > 1:
+            raise ValueError("`logits_processors` holds more than one constraint.")
+        self.constraint = constraints[0] if constraints else None
+        self.processors = [p for p in given if not isinstance(p, Constraint)]
         if isinstance(sampler, Sampling):
             self.rule = REJECTION if sampler.temp > 0 else GREEDY
         else:
@@ -101,6 +108,11 @@ class Judge:
                 "vocabulary; 0 keeps all tokens."
             )
 
+        if self.constraint is not None and self.constraint.vocab_size != size:
+            raise ValueError(
+                f"The constraint is for {self.constraint.vocab_size} tokens but the target has "
+                f"{size}."
+            )
         ids = {
             "xtc_special_tokens": () if self.sampling is None else self.sampling.xtc_special_tokens
         }
@@ -183,6 +195,8 @@ class Judge:
             numbers were finite, whether the target's were, and the tokens; and the rows of log
             probabilities.
         """
+        if self.constraint is not None:
+            logits = self.constraint.apply(logits, integers(proposal.tokens))
         if self.processors:
             rows = [
                 self._process(logits[i : i + 1], proposal.tokens[:i], history, self.processors)
@@ -202,6 +216,8 @@ class Judge:
         tokens: list[int] = []
         logprobs: list[mx.array] = []
         drafts, reads = integers(proposal.tokens), 2
+        if self.constraint is not None:
+            logits = self.constraint.apply(logits, drafts)
         for i in range(logits.shape[0]):
             drafted = proposal.tokens[:i]
             row = self._process(logits[i : i + 1], drafted, history, self.processors)
@@ -228,6 +244,25 @@ class Judge:
                 break
         mx.eval(logprobs, self.lasting)
         return Decision(tokens, logprobs, len(drafts), bool(proposal.finite.item()), reads)
+
+    def forced(self, most: int) -> list[int]:
+        """Drafts that need no drafter because nothing else may follow, perhaps none."""
+        return [] if self.constraint is None or most < 1 else self.constraint.forced(most)
+
+    def allowed(self, drafts: Sequence[int]) -> int:
+        """How many drafts may follow one after the other."""
+        return len(drafts) if self.constraint is None else self.constraint.allowed(drafts)
+
+    def cut(self, proposal: Proposal) -> Proposal:
+        """Cut a proposal before the first draft that may not follow, which takes a host read."""
+        if self.constraint is None:
+            return proposal
+        return proposal.first(self.allowed(integers(proposal.tokens)))
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Note tokens that were emitted."""
+        if self.constraint is not None:
+            self.constraint.accept(tokens)
 
     def _process(
         self,

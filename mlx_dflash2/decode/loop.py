@@ -27,7 +27,7 @@ from .plan import offers_copies, plan_round
 from .rollback import Transaction, rows_at_once
 from .round import Ahead, Round, aborting, blocks
 from .sequence import Sequence
-from .session import DFlashPromptCache, open_session
+from .session import Session, open_session
 from .stats import Stats
 
 # Every round leaves buffers of new sizes behind: masks, scores, contexts.
@@ -109,17 +109,19 @@ class Loop:
     def open(
         self,
         judge: Judge,
-        prompt_cache: list[Any] | DFlashPromptCache | None = None,
+        prompt_cache: list[Any] | Session | None = None,
         max_kv_size: int | None = None,
+        verify_width: int | None = None,
     ) -> Sequence:
         """Begin a sequence.
 
         Args:
             judge (Judge): Decides which of its drafts stay.
-            prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. They are
-                updated in place and, after :meth:`close`, cover exactly the prompt and the
-                emitted tokens.
+            prompt_cache (list or Session, optional): Caches to go on from. They are updated in
+                place and, after :meth:`close`, cover exactly the prompt and the emitted tokens.
             max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
+            verify_width (int, optional): The width of this sequence, at most the loop's; 1 does
+                not draft for it. Default: as the loop chooses.
 
         Raises:
             ValueError: if a cache or a sampler does not fit, in one line.
@@ -129,7 +131,11 @@ class Loop:
         judge.check_vocabulary(self.target.vocab_size)
         self.stats.cached_tokens += len(session)
         self.stats.rule, self.stats.row_by_row = judge.rule, judge.row_by_row
-        return Sequence(session, judge, session.context_for(self.draft_model))
+        context = session.context_for(self.draft_model)
+        sequence = Sequence(session, judge, context, self.verify_width)
+        if verify_width is not None:
+            sequence.verify_width, sequence.adaptive = min(self.verify_width, verify_width), False
+        return sequence
 
     def prefill(
         self,
@@ -148,32 +154,54 @@ class Loop:
             step_size (int): Tokens to process at a time.
             progress (callable): Called with the tokens processed so far and their total.
         """
-        start, total = time.perf_counter(), prompt.size
+        total, done = prompt.size, 0
         with mx.stream(self.stream):
             check_ids(prompt, self.target.num_embeddings)
         sequence.session.lend()
-        # Processors are shown ids of the caller's own type.
-        history, prompt = prompt, prompt.astype(mx.uint32)
-        size = self.draft_model.context_size
-        sequence.context_start = 0 if size is None else sequence.position + total - size
-        done = 0
+        self.expect(sequence, total)
         progress(done, total)
+        while total - done > 1:
+            chunk = prompt[done : done + min(step_size, total - done - 1)]
+            self.read(sequence, chunk)
+            done += chunk.size
+            progress(done, total)
+        # Processors are shown ids of the caller's own type.
+        decision = self.first_token(sequence, prompt[-1:], prompt)
+        progress(total, total)
+        return decision
+
+    def expect(self, sequence: Sequence, count: int) -> None:
+        """Announce tokens to :meth:`read`: the drafter keeps only the last of them."""
+        size = self.draft_model.context_size
+        sequence.context_start = 0 if size is None else sequence.position + count - size
+
+    def read(self, sequence: Sequence, chunk: mx.array) -> None:
+        """Append a chunk [S] of a prompt to a sequence's caches and to its context."""
+        start = time.perf_counter()
         with mx.stream(self.stream):
-            while total - done > 1:
-                chunk = prompt[done : done + min(step_size, total - done - 1)]
-                self._run_chunk(sequence, chunk)
-                done += chunk.size
-                progress(done, total)
+            self._run_chunk(sequence, chunk.astype(mx.uint32))
+        self.stats.prompt_tokens += chunk.size
+        self.stats.prompt_time += time.perf_counter() - start
+
+    def first_token(self, sequence: Sequence, last: mx.array, history: mx.array) -> Decision:
+        """Process a prompt's last token [1] and choose the first token of the answer.
+
+        Args:
+            sequence (Sequence): Of which all tokens before have been read.
+            last (mx.array): The last token.
+            history (mx.array): What logits processors are shown: all tokens up to the last.
+        """
+        start = time.perf_counter()
+        with mx.stream(self.stream):
             if sequence.judge.processors:
                 sequence.history = history
-            last = prompt[-1:]
+            last = last.astype(mx.uint32)
             sequence.anchor = integer(last) if sequence.keeps_tokens else None
             proposals = [Proposal.none()]
             self.round = self._decide(
                 self._verify([sequence], sequence.caches, last[None], proposals)
             )
-        progress(total, total)
-        self.stats.prompt_tokens += total
+        self.stats.prompt_tokens += 1
         self.stats.prompt_time += time.perf_counter() - start
         return self.round.decisions[0]
 
@@ -216,6 +244,7 @@ class Loop:
         Args:
             lazy (bool): Leave the drafts unevaluated, too. Default: ``False``.
         """
+        budgets = [min(b, s.verify_width) for b, s in zip(budgets, sequences, strict=True)]
         widest, drafts = self._rows_allowed(layers, budgets), self.guard.on and self.block_size > 1
         plan = plan_round(sequences, budgets, widest, self.max_copied, drafts, self.controller)
         anchors = mx.array([sequence.anchor for sequence in sequences], mx.uint32)
@@ -244,6 +273,10 @@ class Loop:
         """
         round_, most = self.round, min(self.verify_width, max(budgets))
         if round_ is None or not self.guard.on or self.block_size <= 1 or most <= 1:
+            return
+        # What a constraint forbids is known only once the round is settled, and who does not
+        # draft has no context.
+        if any(s.judge.constraint is not None or not s.drafts for s in round_.sequences):
             return
         if self.controller is not None and self.controller.choose(int(most), len(budgets)) == 1:
             return
@@ -328,7 +361,8 @@ class Loop:
 
     def _run_chunk(self, sequence: Sequence, chunk: mx.array, extend: bool = True) -> None:
         """Append known tokens [S] to a sequence's caches and to its context."""
-        wanted = extend and sequence.position + chunk.size > sequence.context_start
+        wanted = extend and sequence.drafts
+        wanted = wanted and sequence.position + chunk.size > sequence.context_start
         out, transaction = self._forward(sequence.caches, chunk[None], taps=wanted)
         transaction.commit([chunk.size], out.records)
         position = sequence.position
@@ -387,7 +421,8 @@ class Loop:
         proposals: list[Proposal],
     ) -> Round:
         """Run the anchors and the drafts after them through the target."""
-        out, transaction = self._forward(layers, inputs, taps=True, record=inputs.shape[1] > 1)
+        taps = any(sequence.drafts for sequence in sequences)
+        out, transaction = self._forward(layers, inputs, taps, record=inputs.shape[1] > 1)
         with aborting(transaction):
             logits = self.target.logits(out.hidden)
         return Round(sequences, proposals, inputs, out, logits, transaction)
@@ -425,14 +460,15 @@ class Loop:
 
     def _count(self, round_: Round, answering: list[bool]) -> None:
         before = self.stats.first_drafts
-        copied = [proposal.copied for proposal in round_.proposals]
-        for decision, copy, after_prompt in zip(round_.decisions, copied, answering, strict=True):
+        rows = zip(round_.sequences, round_.decisions, round_.proposals, answering, strict=True)
+        for sequence, decision, proposal, after_prompt in rows:
             bonus = decision.taken > decision.num_accepted
-            if after_prompt:
-                counts = decision.num_drafted, decision.num_kept - 1, bonus
-                self.stats.count_round(*counts, copied=copy)
-            else:
-                self.stats.prefills += bonus
+            counts = decision.num_drafted, decision.num_kept - 1, bonus
+            for stats in (self.stats, sequence.stats):
+                if after_prompt:
+                    stats.count_round(*counts, copied=proposal.copied)
+                else:
+                    stats.prefills += bonus
         if all(answering):
             self.stats.count_pass(round_.width)
             if self.controller is not None and self.drafts:

@@ -1,7 +1,7 @@
 """The plan of a round: how many rows each sequence has, and who copies and who drafts."""
 
 from collections.abc import Sequence as Rows
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from ..copies import Copy
 from ..drafter.proposal import Proposal
@@ -14,7 +14,8 @@ class Plan(NamedTuple):
 
     Attributes:
         widths (list of int): The most rows of its block, the anchor's included.
-        copies (list): Its copied drafts, perhaps none; ``None`` leaves them to the drafter.
+        copies (list): Its copied or forced drafts, perhaps none; ``None`` leaves them to the
+            drafter.
     """
 
     widths: list[int]
@@ -51,23 +52,22 @@ def plan_round(
         controller (Controller, optional): Chooses the width; without one it is the widest.
     """
     copies = [
-        context.offer(anchor, min(max_copied, int(min(widest, budget)) - 1))
-        for context, anchor, budget in _copying(sequences, budgets)
-        if widest > 1
+        _offer(sequence, int(min(widest, budget)) - 1, max_copied)
+        for sequence, budget in zip(sequences, budgets, strict=True)
     ]
-    width = widest
+    width, copied = widest, 1
     if controller is not None and widest > 1:
         width = controller.choose(widest, len(budgets)) if drafts else 1
         copied = controller.choose_copies([c.chances for c in copies], widest, width)
-        if copied > 1:
-            width, drafts = copied, False
-    widths = [int(min(width, budget)) for budget in budgets]
-    if not copies:
-        return Plan(widths, [None] * len(widths))
-    copies = [copy.first(w - 1) for copy, w in zip(copies, widths, strict=True)]
+        width = copied if copied > 1 else width
+    # The draws of a seed do not depend on what others do.
+    widths = [
+        int(min(width if sequence.adaptive else widest, budget))
+        for sequence, budget in zip(sequences, budgets, strict=True)
+    ]
     return Plan(widths, [
-        None if drafts and w > 1 and context.leaves_to_drafter(copy, w - 1) else copy
-        for (context, _, w), copy in zip(_copying(sequences, widths), copies, strict=True)
+        _copy(sequence, copy.first(w - 1), w, drafts and not (copied > 1 and sequence.adaptive))
+        for sequence, copy, w in zip(sequences, copies, widths, strict=True)
     ])  # fmt: skip
 
 
@@ -79,10 +79,18 @@ def offers_copies(sequences: Rows[Sequence], anchors: Rows[int]) -> bool:
     )
 
 
-def _copying(sequences: Rows[Sequence], numbers: Rows[float]) -> list[tuple]:
-    """The context and the anchor of each sequence that may copy, and its number."""
-    return [
-        (sequence.copies, sequence.anchor, number)
-        for sequence, number in zip(sequences, numbers, strict=True)
-        if sequence.copies is not None
-    ]
+def _offer(sequence: Sequence, most: int, max_copied: int) -> Copy:
+    """What a sequence may do without the drafter: what is forced, or else a copy."""
+    forced = sequence.judge.forced(most)
+    if forced or sequence.copies is None or most < 1:
+        return Copy(forced, [1.0] * len(forced))
+    copy = sequence.copies.offer(cast(int, sequence.anchor), min(max_copied, most))
+    return copy.first(sequence.judge.allowed(copy.tokens))
+
+
+def _copy(sequence: Sequence, copy: Copy, width: int, drafts: bool) -> Copy | None:
+    """What it does without the drafter; ``None`` leaves the round to that."""
+    if sequence.copies is None or sequence.judge.forced(1):
+        return copy if copy.tokens or not drafts else None
+    left = drafts and width > 1 and sequence.copies.leaves_to_drafter(copy, width - 1)
+    return None if left else copy

@@ -7,6 +7,7 @@ import mlx.core as mx
 from ..copies import CopyContext
 from .judge import Decision, Judge
 from .session import Session
+from .stats import Stats
 
 
 class Sequence:
@@ -16,6 +17,7 @@ class Sequence:
         session (Session): The target's caches, and what a conversation keeps beside them.
         judge (Judge): Decides which drafts stay.
         context: The drafter's context.
+        verify_width (int): The most rows of a block that the target verifies; 1 does not draft.
 
     Attributes:
         position (int): Tokens that the caches cover.
@@ -23,15 +25,25 @@ class Sequence:
         history (mx.array, optional): All tokens up to the anchor, where there are processors.
         context_start (int): Position of the first row that a later block can see.
         answering (bool): Whether the prompt has been processed.
+        adaptive (bool): Whether a controller may choose fewer rows. The draws of a seed must not
+            depend on what others do, or on how long rounds take.
+        stats (Stats): The rounds of this sequence alone.
     """
 
-    def __init__(self, session: Session, judge: Judge, context: Any):
+    def __init__(self, session: Session, judge: Judge, context: Any, verify_width: int):
         self.session, self.judge, self.context = session, judge, context
+        self.verify_width, self.stats = verify_width, Stats()
+        self.adaptive = judge.is_repeatable_at_any_width
         self.position = len(session)
         self.anchor: int | None = None
         self.history: mx.array | None = None
         self.context_start = 0
         self.answering = False
+
+    @property
+    def drafts(self) -> bool:
+        """Whether drafts are wanted for it."""
+        return self.verify_width > 1
 
     @property
     def caches(self) -> list[Any]:
@@ -76,6 +88,7 @@ class Sequence:
         # Where the last token handed out is a draft, its row is in the caches already.
         self.anchor = emitted[-1] if decision.taken == len(decision.tokens) else None
         self.history = self.history_with(emitted)
+        self.judge.accept(emitted)
         self.session.append(rows)
         if not self.answering:
             self.answering = True

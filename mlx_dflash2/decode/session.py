@@ -271,7 +271,7 @@ class DFlashPromptCache(Session):
 def open_session(
     model: nn.Module,
     target: Target,
-    prompt_cache: list[Any] | DFlashPromptCache | None,
+    prompt_cache: list[Any] | Session | None,
     max_kv_size: int | None = None,
 ) -> Session:
     """Make a session of whatever the caller gave as ``prompt_cache``.
@@ -279,18 +279,17 @@ def open_session(
     Args:
         model (nn.Module): The target, from mlx-lm.
         target (Target): The same, bound.
-        prompt_cache (list or DFlashPromptCache, optional): Caches to go on from. Default:
-            ``None``, fresh ones.
+        prompt_cache (list or Session, optional): Caches to go on from. Default: ``None``, fresh
+            ones.
         max_kv_size (int, optional): As in mlx-lm, where no ``prompt_cache`` is given.
 
     Raises:
         ValueError: if the caches are not the target's, cannot be rolled back, or are in use.
     """
     fresh = target.make_cache(max_kv_size)
-    session: Session
-    if isinstance(prompt_cache, DFlashPromptCache):
+    if isinstance(prompt_cache, Session):
         session = prompt_cache
-        if session.model is not model:
+        if isinstance(session, DFlashPromptCache) and session.model is not model:
             raise ValueError("The prompt cache was made for another model object.")
     else:
         kept = prompt_cache is not None

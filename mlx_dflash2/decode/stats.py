@@ -25,7 +25,8 @@ class Stats:
         accepted (int): Draft tokens that were emitted.
         bonus (int): Tokens of the target's own after accepted drafts.
         drafted_at, accepted_at (list): The same by position in the block.
-        copied_at, copies_accepted_at (list): Those of them that were copied from the text.
+        copied_at, copies_accepted_at (list): Those of them that were copied from the text,
+            or that a constraint forced.
         block_size, verify_width (int): In effect; a width of 1 does not draft.
         widths (dict): Passes by the rows that each sequence had in them.
         parked_rounds (int): Passes without drafts because drafting did not pay.

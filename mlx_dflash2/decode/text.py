@@ -209,6 +209,36 @@ class StopStrings:
         return "" if self.found else TextStateMachine.flush(self._state)[1]
 
 
+class TextStream:
+    """Turns the tokens of an answer into text, up to a stop string.
+
+    Args:
+        tokenizer (TokenizerWrapper): The target's tokenizer.
+        stops (StopStrings): What ends the answer.
+
+    Attributes:
+        ended (bool): Whether a stop string is complete, even if none of it can be shown yet.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, stops: StopStrings):
+        self.detokenizer, self.stops = tokenizer.detokenizer, stops
+        self.ended = False
+
+    def add(self, token: int) -> str:
+        """What can be shown once a token is known."""
+        self.detokenizer.add_token(token)
+        text = self.stops.feed(self.detokenizer.last_segment)
+        self.ended = self.stops.found
+        if self.stops.given and not self.ended:
+            self.ended = self.stops.would_end(_held_back(self.detokenizer))
+        return text
+
+    def finish(self) -> str:
+        """What was held back until now."""
+        self.detokenizer.finalize()
+        return self.stops.feed(self.detokenizer.last_segment) + self.stops.flush()
+
+
 def responses(
     steps: Generator[tuple[int, mx.array, bool], None, None],
     tokenizer: TokenizerWrapper,
@@ -225,7 +255,7 @@ def responses(
         max_tokens (int): The most tokens that ``steps`` gives.
         stops (StopStrings): Texts that end the answer.
     """
-    detokenizer = tokenizer.detokenizer
+    stream = TextStream(tokenizer, stops)
     tic, prompt_tps = time.perf_counter(), 0.0
 
     def respond(text: str, finish_reason: str | None = None) -> GenerationResponse:
@@ -250,19 +280,16 @@ def responses(
             tic = time.perf_counter()
         if step[0] in tokenizer.eos_token_ids:
             break
-        detokenizer.add_token(step[0])
-        text = stops.feed(detokenizer.last_segment)
-        done = stops.found or count == max_tokens
-        if done or (stops.given and stops.would_end(_held_back(detokenizer))):
+        text = stream.add(step[0])
+        if stream.ended or count == max_tokens:
             break
         yield respond(text)
         text = ""
     # Close before the last response: a caller may stop there, and expects settled caches.
     steps.close()
-    detokenizer.finalize()
-    text += stops.feed(detokenizer.last_segment)
+    text += stream.finish()
     stopped = stops.found or step[0] in tokenizer.eos_token_ids
-    yield respond(text + stops.flush(), "stop" if stopped else "length")
+    yield respond(text, "stop" if stopped else "length")
 
 
 def decode_text(tokenizer: TokenizerWrapper, tokens: Iterable[int]) -> str:

@@ -17,7 +17,8 @@ class Proposal(NamedTuple):
         candidates (mx.array, optional): For drafts drawn at random, the ids [L, K] that each was
             drawn from.
         q (mx.array, optional): The candidates' probabilities [L, K], float32.
-        copied (bool): Whether the drafts are from the text so far, not from a drafter.
+        copied (bool): Whether the drafts are not a drafter's: they are from the text so far, or
+            nothing else is allowed.
     """
 
     tokens: mx.array

@@ -7,7 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..checkpoint.files import CONFIG_FILES, resolve
-from ..cli.build import cache_metadata, fit_to_tokenizer, generation_options, read_pair
+from ..cli.build import (
+    cache_metadata,
+    fit_to_tokenizer,
+    generation_options,
+    make_constraint,
+    read_pair,
+)
 from ..cli.console import note, prefill_progress, streamed_answer
 from ..cli.together import ranks
 from ..decode.cache_file import CacheFile, read_cache_file
@@ -18,6 +24,7 @@ from ..decode.stats import Stats
 from ..decode.text import chat_prompt
 from ..pairs.find import find_pair
 from ..pairs.load import Pair
+from ..targets import bind
 
 EMBEDDED_NOTE = (
     "No --model: this is the embedded pair, SmolLM2-135M-Instruct with its drafter.\n"
@@ -52,6 +59,8 @@ def main(args: argparse.Namespace) -> None:
         note(EMBEDDED_NOTE)
     pair = read_pair(sources, args, tokenizer_config)
     options = fit_to_tokenizer(options, pair.tokenizer)
+    constraint = make_constraint(args, pair, bind(pair.model).vocab_size)
+    options = replace(options, logits_processors=[*(options.logits_processors or ()), *constraint])
     tokens = chat_prompt(
         pair.tokenizer,
         prompt,

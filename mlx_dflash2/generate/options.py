@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ..cli.arguments import (
     add_cache_arguments,
     add_drafting_arguments,
+    add_grammar_arguments,
     add_max_tokens_argument,
     add_model_arguments,
     add_prompt_arguments,
@@ -36,6 +37,7 @@ def setup_arg_parser() -> argparse.ArgumentParser:
     add_sampling_arguments(parser)
     add_cache_arguments(parser)
     add_stop_argument(parser)
+    add_grammar_arguments(parser)
     add_ranks_argument(parser)
     parser.add_argument(
         "--prompt-cache-file",

@@ -80,6 +80,8 @@ GENERATE = COMMON | {
 # The draws go on from turn to turn, so the seed is set once, and a fixed width repeats them.
 CHAT = COMMON | {"--seed": (["7"], {"global seed": 7, "verify_width": 4})}
 FILES = {"--prompt-cache-file", "--save-prompt-cache"}
+# tests/cli/test_grammar_flags.py has their tests.
+GRAMMARS = {"--json-schema", "--regex", "--grammar"}
 # It acts before there is a parser; tests/blas has its tests.
 AT_START = {"--no-fast-blas"}
 
@@ -217,7 +219,7 @@ def test_every_flag_of_mlx_lm_is_here(module):
 @pytest.mark.parametrize("module, table", [(generate, GENERATE), (chat, CHAT)], ids=ids)
 def test_every_flag_is_in_a_table(module, table):
     refused = {flag for owner, flag in REFUSED if owner is module}
-    files = FILES if module is generate else set()
+    files = FILES | GRAMMARS if module is generate else set()
     assert set(flags_of(module)) == set(table) | refused | files | AT_START
 
 

@@ -35,14 +35,22 @@ def embedded_target() -> Path:
         pytest.skip(str(error))
 
 
-def save_target(folder: Path, kind: str = DENSE, chat_template: str | None = CHAT_TEMPLATE) -> Path:
-    """A target of ``tiny.CONFIGS`` with a byte-level tokenizer that has all of its ids."""
+def save_target(
+    folder: Path,
+    kind: str = DENSE,
+    chat_template: str | None = CHAT_TEMPLATE,
+    special: tuple[str, ...] = (),
+) -> Path:
+    """A target of ``tiny.CONFIGS`` with a byte-level tokenizer that has all of its ids.
+
+    ``special`` are more tokens that the tokenizer never splits.
+    """
     model_type = {"model_type": kind.split("-")[0], "eos_token_id": 511}
     write_config(folder, CONFIGS[kind] | model_type)
     weights = dict(tree_flatten(make_model(kind).parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_tokenizer(), bos_token="<s>", eos_token="</s>"
+        tokenizer_object=_tokenizer(special), bos_token="<s>", eos_token="</s>"
     )
     tokenizer.chat_template = chat_template
     tokenizer.save_pretrained(folder)
@@ -88,17 +96,18 @@ def write_shards(folder: Path, weights: dict, count: int = 3) -> list[str]:
     return files
 
 
-def _tokenizer() -> Tokenizer:
-    """Bytes, pairs of letters and four special tokens; ``<s>`` comes before plain text."""
+def _tokenizer(special: tuple[str, ...]) -> Tokenizer:
+    """Bytes, pairs of letters and special tokens; ``<s>`` comes before plain text."""
+    special = (*special, *SPECIAL)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    merges = [(a, b) for a in letters for b in letters][: VOCAB - 256 - len(SPECIAL)]
+    merges = [(a, b) for a in letters for b in letters][: VOCAB - 256 - len(special)]
     tokens = sorted(pre_tokenizers.ByteLevel.alphabet()) + ["".join(pair) for pair in merges]
     tokenizer = Tokenizer(
         models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
     )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )

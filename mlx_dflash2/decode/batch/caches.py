@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.models.cache import (
     ArraysCache,
     BatchKVCache,
@@ -11,6 +12,7 @@ from mlx_lm.models.cache import (
     KVCache,
     RotatingKVCache,
 )
+from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 
 # What each row's own cache may be before it joins.
 _SINGLE = (KVCache, RotatingKVCache, ArraysCache, CacheList)
@@ -27,6 +29,19 @@ def check_batchable(prompt_caches: Sequence[Sequence[Any]]) -> None:
         if layout != layouts[0]:
             raise ValueError(
                 f"The caches of prompt {index} are {layout} but those of prompt 0 are {layouts[0]}."
+            )
+
+
+def check_rotation(model: nn.Module) -> None:
+    """Refuse a target whose rotation depends on how long a sequence is.
+
+    Raises:
+        ValueError: naming the module.
+    """
+    for path, module in model.named_modules():
+        if isinstance(module, DynamicNTKScalingRoPE):
+            raise ValueError(
+                f"The target's {path} is a DynamicNTKScalingRoPE, which mlx-lm does not batch."
             )
 
 
@@ -51,33 +66,47 @@ def _kind(cache: Any) -> Any:
 
 
 class BatchCache:
-    """One batch cache a layer.
+    """The target's caches of all sequences that are decoded together.
+
+    A sequence that is alone keeps its own caches, which need no padding and no mask for it.
 
     Attributes:
-        layers (list): mlx-lm's batch caches; empty while no row has joined.
+        layers (list): The caches, one a layer; empty while no row has joined.
+        num_rows (int): Sequences in them.
     """
 
     def __init__(self) -> None:
         self.layers: list[Any] = []
+        self.num_rows = 0
 
     def join(self, prompt_caches: Sequence[list[Any]]) -> None:
         """Add rows by their own caches, which are emptied: a layer at a time saves memory."""
-        joined = []
-        for _ in range(len(prompt_caches[0])):
-            parts = [caches.pop(0) for caches in prompt_caches]
-            joined.append(parts[0].merge(parts))
-            if self.layers:
-                self.layers[len(joined) - 1].extend(joined[-1])
-                joined[-1] = self.layers[len(joined) - 1]
-            mx.eval(joined[-1].state)
-        self.layers = joined
+        rows = list(prompt_caches)
+        if self.num_rows == 1:
+            rows.insert(0, self.layers)
+            self.layers, self.num_rows = [], 0
+        self.num_rows += len(rows)
+        if self.num_rows == 1:
+            self.layers = list(rows[0])
+            rows[0].clear()
+            return
+        for index in range(len(rows[0])):
+            parts = [caches.pop(0) for caches in rows]
+            merged = parts[0].merge(parts)
+            if index < len(self.layers):
+                self.layers[index].extend(merged)
+            else:
+                self.layers.append(merged)
+            mx.eval(self.layers[index].state)
 
     def leave(self, stay: Sequence[int]) -> None:
         """Only these rows go on."""
-        if not stay:
-            self.layers = []
-        for cache in self.layers:
-            cache.filter(list(stay))
+        if len(stay) < 2:
+            self.layers = self.extract(stay[0]) if stay else []
+        else:
+            for cache in self.layers:
+                cache.filter(list(stay))
+        self.num_rows = len(stay)
 
     def compact(self, positions: Sequence[int]) -> None:
         """Drop the padding that all rows share once a step's worth has gathered.
@@ -91,6 +120,8 @@ class BatchCache:
 
     def extract(self, index: int) -> list[Any]:
         """A row's caches on their own."""
+        if self.num_rows == 1:
+            return list(self.layers)
         return [cache.extract(index) for cache in self.layers]
 
 

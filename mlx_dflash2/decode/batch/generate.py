@@ -11,17 +11,17 @@ import mlx.nn as nn
 import mlx_lm
 from mlx_lm.generate import BatchResponse, generation_stream, wired_limit
 from mlx_lm.generate_utils import BatchStats
-from mlx_lm.models.rope_utils import DynamicNTKScalingRoPE
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from ...drafter.model import Proposer
+from ..checks import check_ids
 from ..defaults import BATCH_MAX_TOKENS, COMPLETION_BATCH_SIZE, PREFILL_STEP_SIZE
 from ..generate import make_judge, make_loop
 from ..options import GenerationOptions, Sampler, refuse_unknown
 from ..session import DFlashPromptCache
 from ..stats import Stats
 from ..text import check_prompt, decode_text, encode_prompt, wrap_tokenizer
-from .caches import check_batchable
+from .caches import check_batchable, check_rotation
 from .decoder import Answer, BatchDecoder
 
 
@@ -165,22 +165,26 @@ def decode_batch(
     answers = []
     for prompt, cache, judge, own in zip(prompts, caches, judges, options, strict=True):
         check_prompt(prompt)
+        with mx.stream(stream):
+            check_ids(prompt, loop.target.num_embeddings)
         sequence = loop.open(judge, cache)
-        answers.append(Answer(sequence, prompt.astype(mx.uint32), own.token_limit))
+        answers.append(
+            Answer(sequence, prompt.astype(mx.uint32), own.token_limit, return_prompt_caches)
+        )
     if not answers:
         return answers
     check_batchable([answer.sequence.caches for answer in answers])
-    _check_rotation(model)
+    check_rotation(model)
     batch = BatchDecoder(
         loop,
-        answers,
         eos_token_ids,
         batch_size=completion_batch_size,
         prefill_step_size=prefill_step_size,
         keeps_logprobs=return_logprobs,
-        keeps_caches=return_prompt_caches,
         on_finish=on_finish,
     )
+    for answer in answers:
+        batch.insert(answer)
     with wired_limit(model, [stream]):
         batch.run()
     return answers
@@ -231,14 +235,6 @@ def _for_each(name: str, value: Any, count: int, shared: bool) -> Sequence[Any]:
             f"`{name}` has {len(values)} entries but has to have {count}, one for each prompt."
         )
     return values
-
-
-def _check_rotation(model: nn.Module) -> None:
-    for path, module in model.named_modules():
-        if isinstance(module, DynamicNTKScalingRoPE):
-            raise ValueError(
-                f"The target's {path} is a DynamicNTKScalingRoPE, which mlx-lm does not batch."
-            )
 
 
 class _Progress:
