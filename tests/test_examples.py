@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.saved_models import embedded_target
+from support.serving import Served
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 EXPECTED = {
@@ -56,10 +57,10 @@ def running(model_folders):
 
 
 def test_every_example_is_run():
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*EXPECTED, "server_client"}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [*EXPECTED, "server_client"])
 def test_examples_are_short(name):
     text = (EXAMPLES / f"{name}.py").read_text()
     assert len(text.splitlines()) <= 40 and "argparse" not in text
@@ -74,3 +75,15 @@ def test_example(running, name):
     for expected in EXPECTED[name]:
         assert expected in out[at:], out
         at = out.index(expected, at) + len(expected)
+
+
+def test_a_client_of_the_server(model_folders):
+    with Served(model_folders) as server:
+        done = subprocess.run(
+            [sys.executable, EXAMPLES / "server_client.py", server.url],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 0, done.stderr
+    assert "drafts accepted, " in done.stdout.splitlines()[-1]
