@@ -92,7 +92,7 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("call, arguments, words", WRONG, ids=lambda x: str(x)[:50])
+@pytest.mark.parametrize("call, arguments, words", WRONG, ids=map(str, range(len(WRONG))))
 def test_one_line(call, arguments, words):
     with pytest.raises((TypeError, ValueError)) as error:
         call(**arguments)
