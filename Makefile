@@ -17,6 +17,7 @@ bench: .venv/installed
 	$(BIN)/python -m mlx_dflash2.benchmark --max-tokens 64 --temps 0 --copy-drafts with --json build/bench/results.json --plots build/bench
 # Renews the tracked results, and the tables that the documentation shows of them.
 results: .venv/installed
+	@rm -f examples/results/embedded_pair.json examples/results/copies.json
 	$(BIN)/python -m mlx_dflash2.benchmark --max-tokens 64 --temps 0 1 --copy-drafts off with --suites built-in --json examples/results/embedded_pair.json --plots docs/pictures
 	$(BIN)/python -m mlx_dflash2.benchmark --max-tokens 64 --temps 0 --copy-drafts off with only --suites editing reading --json examples/results/copies.json
 	$(BIN)/python tools/insert_results.py

@@ -36,13 +36,7 @@ def running(model_folders):
     pair["mac_pair"] = model_folders / "target", model_folders / "drafter"
     processes = {
         name: subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error::UserWarning",
-                EXAMPLES / f"{name}.py",
-                *(pair if name == "mac_pair" else ()),
-            ],
+            [sys.executable, "-W", "error::UserWarning", EXAMPLES / f"{name}.py", *pair[name]],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

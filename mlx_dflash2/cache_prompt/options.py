@@ -38,6 +38,8 @@ def setup_arg_parser() -> argparse.ArgumentParser:
         help="Message to be processed by the model ('-' reads from stdin)",
     )
     add_unsupported_arguments(parser, UNSUPPORTED)
+    # Nothing is drafted.
+    parser.set_defaults(draft_vocab=None)
     return parser
 
 

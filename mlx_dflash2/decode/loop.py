@@ -135,6 +135,7 @@ class Loop:
         sequence = Sequence(session, judge, context, self.verify_width)
         if verify_width is not None:
             sequence.verify_width, sequence.adaptive = min(self.verify_width, verify_width), False
+            sequence.drafts = verify_width > 1
         return sequence
 
     def prefill(

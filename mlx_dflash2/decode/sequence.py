@@ -34,16 +34,13 @@ class Sequence:
         self.session, self.judge, self.context = session, judge, context
         self.verify_width, self.stats = verify_width, Stats()
         self.adaptive = judge.is_repeatable_at_any_width
+        # Without drafts of its own the drafter's context is not kept up either.
+        self.drafts = True
         self.position = len(session)
         self.anchor: int | None = None
         self.history: mx.array | None = None
         self.context_start = 0
         self.answering = False
-
-    @property
-    def drafts(self) -> bool:
-        """Whether drafts are wanted for it."""
-        return self.verify_width > 1
 
     @property
     def caches(self) -> list[Any]:

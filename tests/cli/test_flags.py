@@ -301,7 +301,7 @@ def test_xtc_spares_newlines_and_eos_tokens_as_in_mlx_lm(module, saved_pair):
     args = parser_of(module).parse_args(["--temp", "1", "--xtc-probability", "0.5"])
     options, tokenizer = build.generation_options(args), saved_pair.tokenizer
     assert options.sampler.xtc_special_tokens == ()
-    sampler = build.fit_to_tokenizer(options, args, tokenizer).sampler
+    sampler = build.fit_to_tokenizer(options, tokenizer).sampler
     assert set(sampler.xtc_special_tokens) == {*tokenizer.encode("\n"), *tokenizer.eos_token_ids}
     assert len(sampler.xtc_special_tokens) >= 2 and sampler.xtc_probability == 0.5
 

@@ -159,7 +159,8 @@ class Watch:
 @pytest.mark.parametrize("kind", [DENSE, HYBRID, SLIDING])
 def test_tokens_do_not_depend_on_the_widths(kind, monkeypatch):
     prompt, plain = prompt_and_plain(kind, 20)
-    widths = iter([8, 1, 3, 1, 1, 5, 2, 8] * 20)
+    # Drafting ahead asks, too.
+    widths = iter([8, 8, 1, 1, 3, 3, 1, 1, 5, 5, 2, 2, 8, 8] * 20)
     monkeypatch.setattr(Controller, "choose", lambda self, limit, n=1: min(limit, next(widths)))
     stats = Stats()
     steps = dflash_generate_step(

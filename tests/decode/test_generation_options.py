@@ -39,7 +39,8 @@ def plain(model):
 
 def test_functions_have_the_defaults_of_the_object():
     steps = defaults_of(dflash_generate_step)
-    assert FIELDS.keys() - {"stop"} <= steps.keys()
+    # Ranks are compared by the commands alone.
+    assert FIELDS.keys() - {"stop", "check_ranks"} <= steps.keys()
     for function in (dflash_generate_step, stream_generate):
         shared = FIELDS.keys() & defaults_of(function).keys() - {"stop"}
         assert shared
@@ -146,7 +147,7 @@ def test_arguments_and_an_object_are_the_same(model, plain, monkeypatch):
         "kv_group_size": 32,
         "quantized_kv_start": 9,
     }
-    assert given.keys() == FIELDS.keys() - {"stop"}
+    assert given.keys() == FIELDS.keys() - {"stop", "check_ranks"}
     options, drafter, seen = GenerationOptions(**given), half(PROMPT + plain, VOCAB, 2), []
 
     def record(prompt, model, draft_model, options, *args, **kwargs):

@@ -166,7 +166,10 @@ def test_integer_prompts_of_any_dtype():
 @pytest.mark.parametrize(
     "kwargs, message",
     [
-        (dict(prompt=mx.array([], mx.int32)), r"`prompt`.*\(0,\)"),
+        (
+            dict(prompt=mx.array([], mx.int32)),
+            r"`prompt` is empty but has to have at least one token",
+        ),
         (dict(prompt=mx.zeros((1, 4), mx.int32)), r"`prompt`.*\(1, 4\)"),
         (dict(prompt=mx.zeros((4,))), "`prompt`.*float32"),
         (dict(max_tokens=-2), "`max_tokens`.*-2"),

@@ -110,9 +110,9 @@ class Watch:
             self.records = out.records
             return out
 
-        def watched_unembed(target, hidden):
+        def watched_unembed(target, hidden, head=None):
             self.head_rows += hidden.shape[1]
-            return unembed(target, hidden)
+            return unembed(target, hidden, head)
 
         monkeypatch.setattr(type(drafter), "extend", watched_extend)
         monkeypatch.setattr(Target, "forward", watched_forward)
