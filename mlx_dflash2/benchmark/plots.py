@@ -61,7 +61,7 @@ def _speedups(overall: dict[str, Any]) -> "Figure | None":
     ]
     names = [f"{label}\n{summary['runs']} runs" for label, summary in arms.items()]
     bars = axes.barh(names, values, xerr=errors, capsize=3)
-    axes.bar_label(bars, [f" {value:.2f}" for value in values], label_type="edge", padding=3)
+    axes.bar_label(bars, [f"{v:.2f}" for v in values], label_type="center", color="white")
     axes.axvline(1, color="black", linewidth=1, label="plain mlx-lm")
     axes.legend()
     axes.invert_yaxis()
