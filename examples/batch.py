@@ -5,7 +5,7 @@ from mlx_dflash2 import Stats, batch_generate, embedded, load, load_drafter
 model, tokenizer = load(str(embedded.target_path()))
 drafter = load_drafter(embedded.drafter_path())
 
-prompts = []
+prompts: list[list[int]] = []
 for country in ("France", "Japan"):
     messages = [{"role": "user", "content": f"What is the capital of {country}?"}]
     prompts.append(
