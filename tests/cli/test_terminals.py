@@ -22,6 +22,8 @@ WIDTHS = (80, 40)
 def terminal(model_folders):
     """Starts a command in a pseudo-terminal; with models, on the tiny pair."""
     children = []
+    # The size of the terminal counts, not what a runner says about its own.
+    environment = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}
 
     def start(name, *args, width=80, models=True):
         argv = ["-m", f"mlx_dflash2.{name}", *map(str, args)]
@@ -34,7 +36,7 @@ def terminal(model_folders):
             dimensions=(24, width),
             encoding="utf-8",
             timeout=60,
-            env=os.environ | {"NO_COLOR": "1", "TERM": "dumb"},
+            env=environment | {"NO_COLOR": "1", "TERM": "dumb"},
         )
         children.append(child)
         return child
